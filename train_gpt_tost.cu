@@ -22,10 +22,10 @@
 // (+=). "Minimum traffic" at a kernel is in bytes for bf16 (S = 2 bytes), with each input read once and each output
 // written once.
 //
-// tost/cuda/common.cuh has LAUNCH and the accesses to S as float: load_pack reads N neighboring elements, load_part the
-// first `inside` of them (WHOLE: all) and zeros, add_part adds those; platform.cuh has SHARED(type, name, elements),
-// UNROLL and NO_UNROLL; reduce.cuh has row_sum and block_sum, which add each element of an array over the threads of a
-// row or a block, in shared memory of as many floats per warp.
+// tost/cuda/common.cuh has LAUNCH, PassStates and the accesses to S as float: load_pack reads N neighboring elements,
+// load_part the first `inside` of them (WHOLE: all) and zeros, add_part adds those. platform.cuh has SHARED(type, name,
+// elements), UNROLL and NO_UNROLL; reduce.cuh has row_sum and block_sum, which add each element of an array over the
+// threads of a row or a block, in shared memory of as many floats per warp.
 
 #include <assert.h>
 #include <math.h>
@@ -47,8 +47,8 @@ extern "C" {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The input of a pass (forward or backward of a chunk): a header, then int32 arrays, in device memory, so that a graph
-// serves every call of its shape.
+// The input of a pass (forward or backward of a chunk): a header, then int32 arrays, in device memory, so that a CUDA
+// graph serves every call of its shape.
 
 struct PassHeader {
     int32_t first;                   // position of the first token
@@ -104,7 +104,7 @@ static void embedding_forward(cudaStream_t stream, float* x, const int32_t* toke
     LAUNCH(embedding_forward_kernel, B * T, channel_threads(C), 0, stream, x, tokens, wte, wpe, pass, T, C);
 }
 
-// Sets the arrays after targets, n_segments and n_big, on the host: a counting sort of s.inputs.
+// Sets n_segments, n_big and the arrays after targets, on the host: a counting sort of s.inputs.
 static void embed_order(PassInput s, int rows, int V) {
     int at = 0, segments = 0, bigs = 0, partials = 0;
     int32_t* const next = (int32_t*)xcalloc(V, sizeof *next);   // rows of a token; then where its next one goes
@@ -521,7 +521,7 @@ template <typename S> struct Tssa {
     int energy_stride, ND_stride;          // floats of the sums S (C), and of N (C) and D (NH), padded for the scans
     int slots;                        // of a scan in a sequence: one for each run, each 8 runs, … (scan.cuh)
     int warps;                        // of a block
-    int start_log;                    // log2 of the tokens between two saved sums in backward (tssa_start_log)
+    int start_log;                    // log2 of the tokens between the sums that backward keeps (TssaStarts)
     const S* z;                       // (B,T,C): the projection, or its convolution
     const float *temp, *denom_bias;   // (NH); (NH,block_size) or NULL
     int block_size;
@@ -551,7 +551,7 @@ static size_t tssa_sync_size(size_t B, size_t T) { return 1 + 2 * B * scan_slots
 
 // In shared memory: floats for the scores temp u of a token, an odd number of packs of 4, so that 8 lanes read those of
 // 8 tokens without bank conflicts; and HS rounded up, for a head's sums over the tokens of the first 1, 2 and 3 groups
-// of lanes.
+// of lanes (tile_scan).
 __host__ __device__ inline int tssa_scores_stride(int NH) { return (div_up(NH, 4) | 1) * 4; }
 __host__ __device__ inline int tssa_padded_HS(int HS) { return div_up(HS, TSSA_VEC) * TSSA_VEC; }
 
@@ -576,9 +576,9 @@ static int tssa_start_log(int C, int NH, int blocks) {
     return log;
 }
 
-// A block has a warp per head, and more if a scan has more than SCAN_VEC columns for each thread, but at most
-// `most_warps`. With more heads than that, each warp takes several: as few warps as give none more than
-// ⌈NH/most_warps⌉ heads.
+// A block has a warp per head or, with more than `most_warps` heads, as few warps as give none more than
+// ⌈NH/most_warps⌉ heads. In both cases it has more, up to `most_warps`, if a scan would have more than SCAN_VEC columns
+// for each thread.
 template <typename S>
 static Tssa<S> tssa_sizes(int B, int T, int C, int NH, int most_warps = TSSA_WARPS, int blocks = TSSA_BLOCKS) {
     Tssa<S> args = {};

@@ -21,14 +21,11 @@ double plan_cost(const TostConfig* c) {
     return L * C * (C + 67) + V * (0.043 * C + 5) + 14 * C;
 }
 
-// Weights of the layers, in millions
-static double layer_weights(const TostConfig* c) { return 1e-5 * c->n_layer * c->n_embd * c->n_embd; }
-
 // Repeated tokens count less: U + 15.4 U (1 - exp(-(e - 1) / 15.4)) for e epochs of U tokens (arXiv 2305.16264).
 double plan_loss(const TostConfig* c, double tokens, double unique) {
     const double U = fmin(tokens, unique), repeats = tokens / U - 1;
     const double D = (U + 15.4 * U * (1 - exp(-repeats / 15.4))) / 4e6;
-    const double N = layer_weights(c);
+    const double N = 1e-5 * c->n_layer * c->n_embd * c->n_embd;   // weights of the layers, in millions
     return 0.850 + 2.513 * pow(N, -0.10) + 0.624 * pow(D, -0.56) * pow(N, 0.16);
 }
 
@@ -147,7 +144,7 @@ static const double END_SECONDS = 0.5;         // reserved for the last save and
 static const double VALIDATION_COST = 0.4;     // time to validate a token / time to train on it
 static const double TIMING_SHARE = 0.01;       // of the time, for timing steps of a model
 static const double LAW_TOKENS = 5e5;          // below, the law was not measured
-static const double MOST_TOKENS = 2e7, MOST_WEIGHTS = 2;   // above, it is extrapolated
+static const double LAW_ERROR = 0.04;          // of the expected loss, relative, as measured
 static const double FIRST_SPEED = 2e9;         // plan_cost per second, a guess for the first model that is timed
 
 static double seconds_left(const Run* r) { return r->args->run_for - (now_seconds() - r->progress.began); }
@@ -296,10 +293,8 @@ bool run_plan(Run* r, TostError* err) {
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;
     const bool known = !r->args->init && recipe->optimizer == TOST_MUON && recipe->config.conv && recipe->config.memory
                        && r->data->n == 1 && tokens > LAW_TOKENS;
-    // Relative error of the expected loss, as measured, or where the law is extrapolated (dev/results/budget.md)
-    const double error = tokens <= MOST_TOKENS && layer_weights(&recipe->config) <= MOST_WEIGHTS ? 0.04 : 0.1;
     const double loss = known ? plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens, unique) : 0;
-    report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss, error);
+    report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss, LAW_ERROR);
     return true;
 }
 

@@ -50,19 +50,19 @@ static bool should_stop(void* context, double fraction) {
     Run* r = context;
     if (r->work.all == 0) return false;   // the loss before a save (save.c)
     show_work(r, fraction);
-    return comm_size(r->comm) == 1 && signals_received() && fraction < 1;
+    return comm_size(r->comm) == 1 && signals_received() && fraction < 1;   // 1: the micro-batch is complete
 }
 
 // Whether a signal or `failed` ends a step or validation between micro-batches; with MPI, on all ranks at the same one.
-// A message of NCCL waits for the kernels before it: to not wait after each micro-batch, ranks with NCCL find out only at
-// the end of the step or validation.
+// A message of NCCL waits for the kernels before it. To not wait after each micro-batch, ranks with NCCL find out only
+// at the end of the step or validation.
 static bool must_stop(const Run* r, bool failed) {
     if (r->comm && r->comm->in_order) return false;
     return comm_any(r->comm, failed || signals_received());
 }
 
-// Gradients of total_batch tokens, accumulated over this rank's micro-batches. The ranks decide whether the step is
-// interrupted before the last backward pass, in which they exchange gradients.
+// Gradients of total_batch tokens, accumulated over this rank's micro-batches. Before the last backward pass, in which
+// the ranks exchange gradients, they learn whether one of them failed to read its data.
 static Outcome accumulate_gradients(Run* r, TostError* err) {
     const int T = r->recipe.seq;
     const float scale = 1.0f / (float)r->recipe.total_batch;
@@ -76,7 +76,7 @@ static Outcome accumulate_gradients(Run* r, TostError* err) {
         r->work = (RunWork){.done = i, .all = share.n, .current = 1};
         show_work(r, 0);
         ok = ok && data_batch(r->data, r->inputs, r->targets, r->info.data_sample + (uint64_t)m.start, m.rows, err);
-        if (m.end == TOST_STEP_ENDS && comm_any(r->comm, !ok)) break;
+        if (m.end == TOST_STEP_ENDS && comm_any(r->comm, !ok)) break;   // else ranks would wait for its gradients
         if (ok && !chunks_train(&r->chunks, r->inputs, r->targets, m.rows, T, scale, m.end)) break;   // by a signal
         if (m.end == TOST_PART_ENDS) r->part_loss[m.part] = run_read_loss(r);
     }
@@ -271,12 +271,13 @@ static bool save_step(Run* r, bool saves, TostError* err) {
     r->info.unvalidated_row = NULL;
     run_save_best(r);
     if (!saves && !again) return true;
-    const bool last = r->info.step == r->recipe.steps && !again;   // with `last`, run_save would not save it again
+    // If the last step cannot be saved, the run fails. Not with `again`: `last` would keep the checkpoint as it is.
+    const bool last = r->info.step == r->recipe.steps && !again;
     return run_save(r, last, err);
 }
 
 // If a signal interrupts the validation, the row in the log has no val_loss, and the checkpoint keeps the row, so that
-// a resumed run repeats the validation.
+// a resumed run repeats the validation and replaces the row in the log.
 static bool after_step(Run* r, LogRow* row, TostError* err) {
     const int64_t since = r->info.step - r->unsaved_since;   // a failed save is tried again 1, 2, 4, 8, … steps later
     const bool saves = is_due(r, r->recipe.save_every) || (r->unsaved_since > 0 && (since & (since - 1)) == 0);
