@@ -527,6 +527,8 @@ void engines_agree_on_all_chunks(Comparison x, int run) {
         {{2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, CONV}, 1, {1, 2, 3}},
         {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, CONV_MEMORY}, 5, {run + 3}},
         {{2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, MEMORY}, 1, {1, 3}},
+        {{1, 2, 66, 71, 29, 0, TOST_LEARNED, 1, 70, 1, 1, MEMORY}, 5, {17, 48}},
+        {{1, 1, 128, 40, 29, 0, TOST_LEARNED, 2, 37, 1, 1, MEMORY}, 3, {3, 16}},
         // on a GPU, the memory has several segments in each chunk
         {{1, 2, 6, 120 * run, 7, 0, TOST_LEARNED, 1, 119 * run + 5, 1, 1, MEMORY}, 5, {64 * run}},
         {{2, 3, 60, 1, 29, 1, TOST_LEARNED, 2, T, 1, 2, NO_POSITIONS}, 5, {run + 3}},

@@ -80,7 +80,7 @@ static void check_group(Checks* c, const Generator* g, Case* cases, int n) {
 }
 
 static void test_together(Checks* c, const Tokenizer* tokenizer, int threads) {
-    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 36, .block_size = BLOCK_SIZE, .vocab_size = 260,
+    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 60, .block_size = BLOCK_SIZE, .vocab_size = 260,
                                .memory = 1};
     static const size_t groups[][6] = {   // lengths of prompts of one group, repeated for more prompts
         {0, 1, 2, 5, 63, 64}, {65, 79, 72, 66, 78, 65}, {80, 95, 82, 94, 87, 81}, {112, 118, 127, 112, 113, 114},

@@ -1,4 +1,4 @@
-// test_base.c: error, text, memory, files, folders, rng and json: known values and invalid input.
+// test_base.c: error, text, files, folders, rng and json: known values and invalid input.
 #include <inttypes.h>
 #include <math.h>
 
@@ -10,7 +10,7 @@
 #include "base/text.h"
 #include "dev/test/scratch.h"
 
-// ---- Errors, text, memory -------------------------------------------------------------------------------------------
+// ---- Errors, text ---------------------------------------------------------------------------------------------------
 
 static void test_errors(Checks* c) {
     TostError err;
@@ -47,20 +47,6 @@ static void test_printable_text(Checks* c) {
         free(once);
         free(twice);
     }
-}
-
-static void test_memory(Checks* c) {
-    static const size_t sizes[] = {0, 1, 4097, (6 << 20) + 5};
-    for (size_t i = 0; i < countof(sizes); i++) {
-        unsigned char* p = alloc_pages(sizes[i]);
-        size_t dirty = 0;
-        for (size_t k = 0; p && k < sizes[i]; k++) dirty += p[k] != 0;
-        check(c, p && (uintptr_t)p % 64 == 0 && dirty == 0, "alloc_pages(%zu): %p, %zu bytes are not zero", sizes[i],
-              (void*)p, dirty);
-        free_pages(p, sizes[i]);
-    }
-    check(c, !alloc_pages(SIZE_MAX) && !alloc_pages(SIZE_MAX / 2), "alloc_pages of half the address space must fail");
-    free_pages(NULL, 0);
 }
 
 static void test_crc(Checks* c) {
@@ -256,6 +242,6 @@ static void test_json(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("base", test_errors, test_printable_text, test_memory, test_crc, test_human, test_paths,
-                         test_folders, test_cgroup_memory, test_glob, test_rng, test_json);
+    return RUN_TESTS("base", test_errors, test_printable_text, test_crc, test_human, test_paths, test_folders,
+                         test_cgroup_memory, test_glob, test_rng, test_json);
 }
