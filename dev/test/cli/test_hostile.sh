@@ -118,4 +118,8 @@ cp -R run many
 add_metadata many/step_00000002/model.safetensors \
     "$(awk 'BEGIN { for (i = 0; i < 200000; i++) printf "\"x%d\":\"%d\",", i, i }')"
 refuses 1 "seconds 10 info many/step_00000002" "more than 4096 entries"
+awk 'BEGIN { for (i = 0; i < 300000; i++) printf "%s\"%d\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}",
+                                                 i ? "," : "{", i; printf "}" }' >header
+{ little 8 "$(wc -c <header)"; cat header; } >tensors.safetensors
+refuses 1 "seconds 10 info tensors.safetensors" "tensors.safetensors: " "transformer.wte.weight"
 finish

@@ -57,6 +57,7 @@ check "--max-time says so" says "stopped by --max-time after step " stdout
 run $model $data --lr 3 --warmup 0 --val-every 2 --keep-best --save-every 1 --steps 6 --sample-every 0 --out worst
 check "a run that is worse than the untrained model names its loss as the best, and does not keep it: $(ls worst)" \
     [ "$(grep -c '^val loss .* best 5\.[0-9]* after step 0$' stdout)" -eq 1 -a ! -e worst/best ]
+check "it says so" says "worse      the validation loss rose after step 0: a lower --lr may help" stdout
 check "the loss is in the log" grep -q "^0,0,,$(sed -n 's/^val loss.*best \([0-9]*\.[0-9]\{4\}\).*/\1/p' stdout)[0-9]*,,,,$" worst/log.csv
 
 # A disk that is too small for a checkpoint

@@ -165,45 +165,6 @@ static void test_st_round_trip(Checks* c) {
     st_close(&f);
 }
 
-// An optimizer file of the most layers has 320,008 tensors; each is looked up.
-static void test_st_many_tensors(Checks* c) {
-    enum { N = 320008 };
-    StTensor* tensors = xcalloc(N, sizeof *tensors);
-    TostError err;
-    StWriter w;
-    StFile f;
-    int found = 0;
-    for (int i = 0; i < N; i++) {
-        tensors[i] = (StTensor){.dtype = ST_F32, .ndim = 1};
-        snprintf(tensors[i].name, sizeof tensors[i].name, "%d", i);
-    }
-    must(st_end(&w, st_begin(&w, "many", tensors, N, &no_meta, &err), &err) && st_open(&f, "many", &err), "many", &err);
-    for (int i = 0; i < N; i++) found += st_find(&f, tensors[i].name) != NULL;
-    check(c, found == N && f.n_tensors == N, "%d tensors: %d in the file, %d found", N, f.n_tensors, found);
-    st_close(&f);
-    free(tensors);
-}
-
-static void test_st_writer_failures(Checks* c) {
-    const StTensor one = {.name = "a", .dtype = ST_F32, .ndim = 1, .shape = {2}};
-    const float values[2] = {1, 2};
-    TostError err;
-    StWriter w;
-    bool ok = st_begin(&w, "fail", &one, 1, &no_meta, &err);
-    check(c, ok && !st_end(&w, false, &err) && !path_exists("fail"), "an abandoned file is removed");
-    ok = st_begin(&w, "no/folder", &one, 1, &no_meta, &err);
-    check_refused(c, st_end(&w, ok, &err), &err, "cannot be created", "no folder");
-    signal(SIGXFSZ, SIG_IGN);
-    for (rlim_t room = 0; room < 120; room += 20) {
-        limit_file_size(room);
-        ok = st_begin(&w, "fail", &one, 1, &no_meta, &err) && st_append(&w, values, 8, &err);
-        check_refused(c, st_end(&w, ok, &err), &err, "fail: cannot be written", "a full disk");
-        check(c, !path_exists("fail"), "no file is left after a full disk");
-        limit_file_size(RLIM_INFINITY);
-    }
-    signal(SIGXFSZ, SIG_DFL);
-}
-
 // ---- Checkpoints: round trip and finding ----------------------------------------------------------------------------
 
 static const TostConfig tiny = {.n_layer = 2, .n_head = 2, .n_embd = 4, .block_size = 3, .vocab_size = 7, .bias = 1};
@@ -611,8 +572,7 @@ static void test_old_metadata(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("checkpoint", test_st_headers, test_st_many_tensors, test_st_dtypes, test_st_round_trip,
-                         test_st_writer_failures, test_round_trip, test_muon, test_find,
-                         test_newest_run, test_keep, test_users_files, test_damage, test_foreign_files,
+    return RUN_TESTS("checkpoint", test_st_headers, test_st_dtypes, test_st_round_trip, test_round_trip, test_muon,
+                         test_find, test_newest_run, test_keep, test_users_files, test_damage, test_foreign_files,
                          test_every_byte, test_old_metadata);
 }

@@ -112,48 +112,46 @@ static bool read_text(Examples* p, const char* text, const Tokenizer* t, TostErr
     return examples_read(p, "examples", t, err);
 }
 
-// want: "context|choice|choice…"
-static void check_example(Checks* c, const Tokenizer* t, const Example* e, int line, int answer, const char* want) {
+// "LINE ANSWER CONTEXT|CHOICE:CHARACTERS|…\n", with ! before the line if <|endoftext|> is inside a line. free()
+static char* example_text(char* text, const Tokenizer* t, const Example* e) {
     const uint32_t* ids = e->ids + e->context;
-    char* got = byte_text(t, e->ids, (size_t)e->context);
+    char* context = byte_text(t, e->ids, (size_t)e->context);
+    text = append_text(text, "%s%d %d %s", e->inside ? "!" : "", e->line, e->answer, context);
+    free(context);
     for (int i = 0; i < e->choices; ids += e->length[i++]) {
         char* choice = byte_text(t, ids, (size_t)e->length[i]);
-        got = append_text(got, "|%s", choice);
+        text = append_text(text, "|%s:%d", choice, (int)e->chars[i]);
         free(choice);
     }
-    check(c, e->line == line && e->answer == answer && strcmp(got, want) == 0,
-          "expected line %d, answer %d, '%s'; got %d, %d, '%s'", line, answer, want, e->line, e->answer, got);
-    free(got);
+    return append_text(text, "\n");
 }
 
 static void test_examples(Checks* c) {
+    // Characters of a choice exclude the space before it.
+    static const struct { const char* text; int choices; const char* want; } cases[] = {
+        {"\xef\xbb\xbf{'context': 'one two ', 'choices': [' \\u00e9t\\u00e9'], 'answer': 0}\r\n\n"
+         "{'a key that is far too long': [1], 'answer': 0, 'choices': ['b'], 'context': 'a'}", 1,
+         "1 0 one two|  \xc3\xa9t\xc3\xa9:3\n3 0 a|b:1\n"},
+        {"{'context': '<|endoftext|>\\nHe', 'choices': [' a', ' b c', '  d'], 'answer': 2}\n"
+         "{'context': '<|endoftext|>\\n', 'choices': ['x', 'y'], 'answer': 1}\n", 3,
+         "1 2 ^He| a:1| b c:3|  d:2\n2 1 ^|x:1|y:1\n"},
+        {"{'context': '', 'choices': ['It is.', ' They is'], 'answer': 0}\n"
+         "{'context': ' \\n', 'choices': ['<|endoftext|>', 'y'], 'answer': 1}\n"
+         "{'context': 'a <|endoftext|>', 'choices': ['x', 'y'], 'answer': 1}\n", 2,
+         "1 0 ^|It is.:6| They is:7\n2 1 ^| ^:13| \ny:1\n!3 1 a <|endoftext|>|x:1|y:1\n"},
+    };
     Tokenizer* t = byte_tokenizer();
-    TostError err;
-    Examples p;
-    must(read_text(&p, "\xef\xbb\xbf{'context': 'one two ', 'choices': [' \\u00e9t\\u00e9'], 'answer': 0}\r\n\n"
-                   "{'a key that is far too long': [1], 'answer': 0, 'choices': ['b'], 'context': 'a'}", t,
-                   &err), "one choice", &err);
-    check(c, p.count == 2 && p.choices == 1, "two examples with one choice");
-    check_example(c, t, &p.example[0], 1, 0, "one two|  \xc3\xa9t\xc3\xa9");
-    check(c, p.example[0].chars[0] == 3 && p.example[0].length[0] == 7, "characters without the space, and tokens");
-    check_example(c, t, &p.example[1], 3, 0, "a|b");
-    examples_free(&p);
-    must(read_text(&p, "{'context': '<|endoftext|>\\nHe', 'choices': [' a', ' b c', '  d'], 'answer': 2}\n"
-                   "{'context': '<|endoftext|>\\n', 'choices': ['x', 'y'], 'answer': 1}\n", t, &err),
-         "several choices", &err);
-    check(c, p.count == 2 && p.choices == 3, "the largest number of choices");
-    check_example(c, t, &p.example[0], 1, 2, "^He| a| b c|  d");
-    check(c, p.example[0].chars[1] == 3 && p.example[0].chars[2] == 2, "characters of a choice exclude one space");
-    check_example(c, t, &p.example[1], 2, 1, "^|x|y");
-    examples_free(&p);
-    must(read_text(&p, "{'context': '', 'choices': ['It is.', ' They is'], 'answer': 0}\n"
-                   "{'context': ' \\n', 'choices': ['<|endoftext|>', 'y'], 'answer': 1}\n"
-                   "{'context': '<|endoftext|>', 'choices': ['x', 'y'], 'answer': 1}\n", t, &err),
-         "empty contexts", &err);
-    check_example(c, t, &p.example[0], 1, 0, "^|It is.| They is");
-    check_example(c, t, &p.example[1], 2, 1, "^| ^| \ny");
-    check(c, !p.example[0].inside && !p.example[1].inside && p.example[2].inside, "<|endoftext|> inside a line");
-    examples_free(&p);
+    for (size_t i = 0; i < countof(cases); i++) {
+        TostError err;
+        Examples p;
+        char* got = xstrdup("");
+        must(read_text(&p, cases[i].text, t, &err), cases[i].text, &err);
+        for (int k = 0; k < (int)p.count; k++) got = example_text(got, t, &p.example[k]);
+        check(c, p.choices == cases[i].choices && strcmp(got, cases[i].want) == 0, "%d choices: expected %s, got %s",
+              p.choices, cases[i].want, got);
+        free(got);
+        examples_free(&p);
+    }
     tokenizer_free(t);
 }
 

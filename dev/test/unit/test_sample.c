@@ -272,13 +272,16 @@ static void test_stop(Checks* c) {
         {"c", NULL, "abc", 3, "a|b||", 3, FINISH_STOP},                  // in the last token that is allowed
         {"b\x1f" "c", "x", "abcx", 9, "a||bc||", 4, FINISH_STOP},
         {"\x1f", "cx", "abcd", 4, "a|b||cd|", 4, FINISH_LENGTH},
+        // without a tokenizer, texts are ids, none of which ends them
+        {"65 6", NULL, "ab.bcd", 9, " 64| |65 25|6 ||", 5, FINISH_STOP},
     };
     for (size_t i = 0; i < countof(cases); i++) {
         int32_t script[MAX_IDS];
         char* stops[] = {cases[i].stop, cases[i].also};
-        const Generator g = {.config = &of_bytes, .tokenizer = tokenizer, .take = take_marked,
-                             .stop = {(stops[0] != NULL) + (stops[1] != NULL), stops}};
-        Generated r = generated(g, (Text){0}, read_script(script, tokenizer, cases[i].script), 0, cases[i].max_tokens);
+        const Generator g = {.config = &of_bytes, .tokenizer = i + 1 < countof(cases) ? tokenizer : NULL,
+                             .take = take_marked, .stop = {(stops[0] != NULL) + (stops[1] != NULL), stops}};
+        const Text text = {.prompt = (uint32_t[]){5}, .n_prompt = 1};
+        Generated r = generated(g, text, read_script(script, tokenizer, cases[i].script), 0, cases[i].max_tokens);
         check(c, r.ok && strcmp(r.sink.text, cases[i].text) == 0, "stop %s in %s: expected %s, got %s", cases[i].stop,
               cases[i].script, cases[i].text, r.sink.text);
         check(c, r.text.tokens == cases[i].tokens && r.text.finish == cases[i].finish,
@@ -287,21 +290,6 @@ static void test_stop(Checks* c) {
         fake_destroy(r.m);
     }
     tokenizer_free(tokenizer);
-}
-
-// Without a tokenizer, texts are ids, none of which ends them.
-static void test_ids(Checks* c) {
-    static const int32_t script[] = {7, 256, 255, 0, 7, 128, 1};
-    for (int i = 0; i < 2; i++) {
-        char* stop = i ? "7 12" : NULL;
-        const char* want = i ? " 7 256 255 0 " : " 7 256 255 0 7 128 1";
-        Generated r = generated((Generator){.config = &of_bytes, .take = take_text, .stop = {i, &stop}},
-                                (Text){.prompt = (uint32_t[]){5, 200}, .n_prompt = 2}, script, 0, 7);
-        check(c, r.ok, "ids: %s", r.err.text);
-        check(c, strcmp(r.sink.text, want) == 0 && r.m->calls[0].ids[1] == 200, "expected '%s', got '%s'", want,
-              r.sink.text);
-        fake_destroy(r.m);
-    }
 }
 
 // ---- Text with document separators, as eval --task reads it ---------------------------------------------------------
@@ -357,6 +345,6 @@ static void test_prompts(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("sample", test_cut, test_greedy, test_distributions, test_generate, test_ids, test_stop,
-                     test_documents, test_prompts);
+    return RUN_TESTS("sample", test_cut, test_greedy, test_distributions, test_generate, test_stop, test_documents,
+                     test_prompts);
 }

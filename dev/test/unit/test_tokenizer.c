@@ -672,30 +672,6 @@ static void test_failures(Checks* c) {
     }
 }
 
-// If no document goes to the validation shards, here since all are copies of the first, the last tokens do.
-static void test_last_tokens(Checks* c, const Bpe* b) {
-    static const char document[] = "0 1 2 3 4 5 6 7 8 9 a b";
-    static const char path[] = "long.txt";
-    Ids want = {0};
-    for (int documents = 1; documents <= 2; documents++) {
-        char* text = xasprintf(documents == 1 ? "%s" : "%s\n<|endoftext|>\n%s", document, document);
-        write_text(path, text);
-        free(text);
-        append_document(b, &want, document, sizeof document - 1);
-        for (int tenths = 0; tenths < 10; tenths++) {
-            const TokenizeOptions o = {.val_frac = 0.1 * tenths, .shard_tokens = 4};
-            Run r = run(c, o, path);
-            const bool split = r.val.n == (size_t)(o.val_frac * (double)r.r.tokens);
-            append_ids(&r.train, r.val.ids, r.val.n);
-            check(c, r.ok && split && same_ids(r.train.ids, r.train.n, want.ids, want.n),
-                  "%d documents, --val-frac %g: %d validation tokens: %s", documents, o.val_frac, (int)r.val.n,
-                  r.err.text);
-            run_free(&r);
-        }
-    }
-    free(want.ids);
-}
-
 // How often a document, with its <|endoftext|>, is in the shards.
 static int copies_in(const Ids* ids, const Ids* document) {
     const uint32_t eot = document->ids[document->n - 1];
@@ -771,7 +747,6 @@ static void test_tokenize(Checks* c) {
     test_count_broken(c);
     test_broken_bytes(c);
     test_formats(c);
-    test_last_tokens(c, &b);
     test_copies(c, &b);
     test_reads(c);
     bpe_close(&b);

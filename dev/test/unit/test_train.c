@@ -319,17 +319,6 @@ static void test_default_batch(Checks* c) {
     gpu_bytes = 0;
 }
 
-static void forget(TostModel* m) { memset(m->state[TOST_PARAM], 0, m->tensors.flat_size * sizeof(float)); }
-
-static void test_zero_loss(Checks* c) {
-    static const uint16_t zeros[TOKENS + 1];
-    write_bytes("zeros.bin", zeros, sizeof zeros);
-    hooks[0] = (Hook){EVALUATING, 2, forget};
-    check_run(c, run(BASE "--data good.bin --val-data zeros.bin --val-every 1 --val-windows 2 --steps 3 --out zero"),
-              0, 0, NULL, "a loss of 0");
-    check(c, row_of("zero", 1).val_loss == 0 && row_of("zero", 3).step == 3, "a loss of 0 must not stop the run");
-}
-
 // ---- Signals --------------------------------------------------------------------------------------------------------
 
 static void interrupt(TostModel* m) { (void)m, raise(SIGINT); }
@@ -442,23 +431,6 @@ static void test_newer_best(Checks* c) {
     const Bytes after = bytes_of("newer/best/model.safetensors");
     check(c, before.size == after.size && memcmp(before.data, after.data, before.size) == 0, "the best was replaced");
     free(before.data), free(after.data);
-}
-
-// A run that gets worse from the beginning: the best is the first loss, which is in the log, also after a resume.
-static void test_first_best(Checks* c) {
-    hooks[0] = (Hook){TRAINING, 1, worsen};
-    const Outcome o = run(BEST_EVERY "4 --steps 8 --out first_best");
-    const LogRow row = row_of("first_best", 0);
-    check(c, row.step == 0 && row.tokens == 0 && row.val_loss > 0 && isnan(row.train_loss) && isnan(row.tokens_per_s),
-          "the row of step 0");
-    check(c, strstr(o.out, text_line(", best %.6f after step 0", row.val_loss).text), "the best: %s", o.out);
-    check(c, strstr(o.out, "worse      the validation loss rose after step 0: a lower --lr may help"), "it says so");
-    check_run(c, o, 0, 0, NULL, "worse from the beginning");
-    check(c, !path_exists("first_best/best"), "random weights are not saved as best");
-    hooks[0] = (Hook){EVALUATING, 2, interrupt};
-    check_run(c, run(BEST "--out first_cut"), 130, 2, NULL, "interrupted before the first step");
-    check(c, row_of("first_cut", 0).step == -1, "the row of an interrupted validation");
-    check_resumed(c, "first_cut", "best", 12, "resumed at step 0");
 }
 
 // Steps of 4 micro-batches: a signal in one of the first three drops the step; after the fourth the step is completed.
@@ -859,10 +831,9 @@ int main(int argc, char** argv) {
     signal(SIGHUP, SIG_DFL);   // nohup ignores it
     if (argc > 1) return fake_main(argv[1]);   // as run_second does
     setenv("TERM", "dumb", 1);
-    return RUN_TESTS("train", test_not_finite, test_val_windows, test_default_batch, test_signals, test_zero_loss,
+    return RUN_TESTS("train", test_not_finite, test_val_windows, test_default_batch, test_signals,
                          test_signals_in_steps, test_lock, test_overtaken, test_removed, test_overwrite,
                          test_default_folders, test_full_disk, test_full_log, test_lost_best, test_bad_data,
                          test_unread_output, test_lost_output, test_changes, test_kills, test_newer_best, test_max_time,
-                         test_first_best, test_rise, test_epochs, test_other_validation, test_rising_rate,
-                         test_other_version);
+                         test_rise, test_epochs, test_other_validation, test_rising_rate, test_other_version);
 }
