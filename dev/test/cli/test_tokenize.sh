@@ -59,7 +59,7 @@ yes 123456789 | head -c 2577 >lone.txt
 lone="tokenize --tokenizer my-merges.txt --quiet"
 prints "$lone --val-frac 0.02 --out few lone.txt" "--val-frac 0.02: 51 validation tokens: train with --seq 50 or less" \
     "such as 0.11, for --seq 256"
-{ cat lone.txt; printf '<|endoftext|>\n'; cat lone.txt; } >copies.txt   # all in the training shards, but for the end
+{ cat lone.txt; printf '\n<|endoftext|>\n'; cat lone.txt; } >copies.txt   # all in the training shards, but for the end
 prints "$lone --val-frac 0.02 --out copies copies.txt" "--val-frac 0.02: 103 validation tokens"
 prints "$lone --val-frac 0.11 --out window lone.txt" "--val-frac 0.11: 283 validation tokens" "error of about 0.4 nats"
 refuses 1 "tost --data few_train_*.bin --layers 1 --steps 1 --seq 256 --out no" "few_val_000000.bin: 51 tokens" "--seq 50"

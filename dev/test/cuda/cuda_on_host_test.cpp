@@ -241,7 +241,6 @@ void test_quick(Checks* c) {
         engines_agree_on_mixed_shapes(with_cpu(c, dtype, SHUFFLE_LATE));
         engines_agree_on_muon(with_cpu(c, dtype, SHUFFLE_LATE), &muon_shapes[0]);
         engine_keeps_low_rank(c, &tost_cuda_engine, dtype);
-        engines_agree_on_scores(with_cpu(c, dtype, REVERSE_LATE), {7, 3, run + 5});
     }
     test_shape(c, {2, 3, 60, block, 257, 1, TOST_LEARNED, 1, run + 1, 1, 2, RANDOM}, TOST_FP32, {SHUFFLE_LATE});
     test_shape(c, {1, 3, 60, block, 29, 1, TOST_LEARNED, 2, 2 * run + 6, 1, 1, FAINT}, TOST_BF16, {REVERSE_LATE});
@@ -270,8 +269,6 @@ void test_mutants(Checks* c) {
     test_stale_gradients(c);
     for (const int values : {RANDOM, CONV, NO_POSITIONS, CONV_MEMORY}) test_few_chunks(c, TOST_FP32, values);
     test_float32(c, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
-    for (const TostDtype dtype : {TOST_FP32, TOST_BF16})
-        engines_agree_on_all_scores(with_cpu(c, dtype, REVERSE_LATE), CUDA_RUN);
 }
 
 // The tests are divided into two halves that take about the same time, so that they can run in parallel.
@@ -292,8 +289,6 @@ void test_first_half(Checks* c) {
 
 void test_second_half(Checks* c) {
     cuda_on_host_set(SHUFFLE);
-    for (const TostDtype dtype : {TOST_FP32, TOST_BF16})
-        engines_agree_on_all_scores(with_cpu(c, dtype, REVERSE_LATE), CUDA_RUN);
     for (const Shape& k : muon_shapes)
         for (const TostDtype dtype : {TOST_TF32, TOST_BF16})
             engines_agree_on_muon(with_cpu(c, dtype, SHUFFLE_LATE), &k);

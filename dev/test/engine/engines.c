@@ -356,9 +356,9 @@ static void record_decode(Record* r, Subject* s, const Shape* k, const int32_t* 
     free(logits); free(tokens);
 }
 
-// Scores continuations of the first half of each sequence, twice: scoring must not change the decode state.
+// Scores continuations of the first half of each sequence, or of none, twice: scoring must not change the decode state.
 static void record_scores(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
-    const int prompt = k->T / 2, T = k->T - prompt, copies = k->B > 1 ? 2 : 1;
+    const int prompt = k->T < 8 ? 0 : k->T / 2, T = k->T - prompt, copies = k->B > 1 ? 2 : 1;
     const size_t rows = (size_t)k->B * copies * T, n = (size_t)k->B * k->T;
     int32_t* tokens = xmalloc(2 * rows * sizeof *tokens);
     for (size_t i = 0; i < rows; i++) {
@@ -371,6 +371,20 @@ static void record_scores(Record* r, Subject* s, const Shape* k, const int32_t* 
         chunks_score(losses, &s->chunks, tokens, tokens + rows, copies, T);
     }
     free(tokens);
+}
+
+// Reads tokens with their losses, then the next one.
+static void record_reading(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
+    const size_t rows = (size_t)k->B * k->T, n = (size_t)k->B * k->vocab;
+    float* logits = xmalloc(n * sizeof *logits);
+    chunks_begin(&s->chunks, k->B);
+    for (int t = 0, T = k->T / 2; t < k->T - 1; t += T, T = k->T - 1 - t) {
+        double* losses = record_add(r, RESULT_LOSS, (size_t)k->B * T, "", "losses_of_reading");
+        chunks_read_losses(losses, &s->chunks, ids + k->B * t, ids + rows + k->B * t, T);
+    }
+    chunks_read(logits, &s->chunks, ids, 1);
+    record_floats(r, RESULT_LOGITS, "", "logits_after_reading", logits, n);
+    free(logits);
 }
 
 static Record shape_record(const TostEngine* engine, const void* test, TostDtype dtype) {
@@ -387,6 +401,7 @@ static Record shape_record(const TostEngine* engine, const void* test, TostDtype
     record_logits(&r, "logits", &s, ids, k->B, k->T);
     record_decode(&r, &s, k, ids, k->T);
     record_scores(&r, &s, k, ids);
+    record_reading(&r, &s, k, ids);
     record_steps(&r, &s, k, ids);
     if (k->steps > 0) record_logits(&r, "logits_after_steps", &s, ids, k->B, k->T);
     free(ids);
@@ -426,48 +441,6 @@ void engines_agree(Comparison x, const Shape* k, const Runs* runs) {
         record_free(&again);
     }
     record_free(&first);
-}
-
-static Record scores_record(const TostEngine* engine, const void* test, TostDtype dtype) {
-    enum { N = 2 };
-    const ScoreTest* t = test;
-    const Shape k = {2, 3, 60, 64, 257, 1, TOST_LEARNED, N * t->copies, t->T + t->prompt, 0, 0, 0};
-    const TostConfig config = shape_config(&k);
-    const size_t rows = (size_t)k.B * k.T;
-    const int32_t tokens[N] = {5, 6};
-    Record r = {NULL, 0};
-    Subject s = subject_of(engine, config, k.B, k.T, false, dtype, 8);
-    int32_t* ids = shape_ids(&k, 98);
-    float* logits = xmalloc((size_t)N * k.vocab * sizeof *logits);
-    subject_begin(NULL, &s, t->prompt ? ids : NULL, N, t->prompt);
-    double* losses = record_add(&r, RESULT_LOSS, (size_t)k.B * t->T, "", "scores");
-    chunks_score(losses, &s.chunks, ids + N * t->prompt, ids + rows + N * t->prompt, t->copies, t->T);
-    losses = record_add(&r, RESULT_LOSS, (size_t)N * t->T, "", "scores_of_reading");
-    chunks_read_losses(losses, &s.chunks, ids + N * t->prompt, ids + rows + N * t->prompt, t->T);
-    chunks_read(logits, &s.chunks, tokens, 1);
-    record_floats(&r, RESULT_LOGITS, "", "next_token", logits, (size_t)N * k.vocab);
-    double sum;
-    int64_t count;
-    engine->read_loss(&sum, &count, s.model);
-    record_number(&r, RESULT_LOSS, "sum_of_losses", sum);
-    record_number(&r, RESULT_LOSS, "count_of_losses", (double)count);
-    free(ids); free(logits);
-    subject_free(&s);
-    return r;
-}
-
-void engines_agree_on_scores(Comparison x, ScoreTest t) {
-    char what[96];
-    snprintf(what, sizeof what, "%s,scores,prompt=%d,copies=%d,T=%d", dtype_name(x.dtype), t.prompt, t.copies, t.T);
-    records_agree(x, what, scores_record, &t, limits_of(x.dtype, true));
-}
-
-void engines_agree_on_all_scores(Comparison x, int run) {
-    const int lengths[] = {1, 5, run + 5};
-    for (int prompt = 0; prompt <= 7; prompt += 7)
-        for (int copies = 1; copies <= 3; copies += 2)
-            for (int i = 0; i < 3; i++)
-                engines_agree_on_scores(x, (ScoreTest){prompt, copies, lengths[i]});
 }
 
 static Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype) {

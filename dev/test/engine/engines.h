@@ -122,13 +122,6 @@ typedef struct {
 // Checks that the engine's results are near the reference engine's, and that all runs are bit-identical.
 void engines_agree(Comparison x, const Shape* k, const Runs* runs);
 
-// chunks_score of several continuations of two prompts, chunks_read_losses of the first two (chunks_score must not have
-// changed the decode state), one decode step and read_loss.
-typedef struct { int prompt, copies, T; } ScoreTest;
-void engines_agree_on_scores(Comparison x, ScoreTest t);
-// Continuations shorter and longer than a run of TSSA, with and without a prompt.
-void engines_agree_on_all_scores(Comparison x, int run);
-
 // chunks: lengths of chunks to test, in tokens; a 0 ends the list. For each, compares evaluation, decode, scores and
 // gradients with the reference engine's in the same chunks and with the engine's own of whole sequences. In between, a
 // sequence of `fits` tokens, which fits in one chunk.

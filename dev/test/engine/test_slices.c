@@ -65,11 +65,6 @@ static void run_layernorm_backward(Arrays a, int n) {
 static void run_cross_entropy(Arrays a, int n) {
     cross_entropy(a.wide[0], a.x[0], NULL, (int32_t[T]){0, n - 1, 0, -1, n / 2}, true, 0.3f, T, n);
 }
-static void run_gemm(Arrays a, int n) {
-    gemm(a.x[0], f32(a.x[1]), f32(a.x[2]), GEMM_NN, T, n, T, GEMM_ADD);
-    gemm(a.x[3], f32(a.x[4]), f32(a.x[5]), GEMM_NT, T, T, n, GEMM_ADD);
-    gemm_bf16(a.x[6], f32(a.x[4]), f32(a.x[5]), GEMM_TN, n, T, T, GEMM_ADD);
-}
 static void run_conv_backward(Arrays a, int n) {
     const Conv args = {.B = 1, .T = T, .C = n, .weight = a.x[3], .stride = 3 * (size_t)n};
     conv_backward(a.x[0], a.x[1], a.x[2], a.x[4], a.x[5], &args);
@@ -194,7 +189,7 @@ int main(void) {
 #define MOVED(name) check_moved(&c, #name, run_##name);
     SLICES(round_bf16) SLICES(linear_bias) SLICES(residual_forward) SLICES(residual_backward) SLICES(combine)
     SLICES(gelu_forward) SLICES(gelu_backward) SLICES(muon_momentum) SLICES(adamw) SLICES(conv_forward)
-    MOVED(layernorm_forward) MOVED(layernorm_backward) MOVED(cross_entropy) MOVED(gemm) MOVED(conv_backward)
+    MOVED(layernorm_forward) MOVED(layernorm_backward) MOVED(cross_entropy) MOVED(conv_backward)
     MOVED(tssa_forward) MOVED(tssa_backward) MOVED(delta_rule)
     return checks_verdict(&c);
 }

@@ -1,4 +1,4 @@
-// test_base.c: error, text, files, folders, rng and json: known values and invalid input.
+// test_base.c: error, text, memory, files, folders, rng and json: known values and invalid input.
 #include <inttypes.h>
 #include <math.h>
 
@@ -10,7 +10,7 @@
 #include "base/text.h"
 #include "dev/test/scratch.h"
 
-// ---- Errors, text ---------------------------------------------------------------------------------------------------
+// ---- Errors, text, memory -------------------------------------------------------------------------------------------
 
 static void test_errors(Checks* c) {
     TostError err;
@@ -47,6 +47,10 @@ static void test_printable_text(Checks* c) {
         free(once);
         free(twice);
     }
+}
+
+static void test_memory(Checks* c) {
+    check(c, !alloc_pages(SIZE_MAX) && !alloc_pages(SIZE_MAX / 2), "alloc_pages of half the address space must fail");
 }
 
 static void test_crc(Checks* c) {
@@ -242,6 +246,6 @@ static void test_json(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("base", test_errors, test_printable_text, test_crc, test_human, test_paths, test_folders,
-                         test_cgroup_memory, test_glob, test_rng, test_json);
+    return RUN_TESTS("base", test_errors, test_printable_text, test_memory, test_crc, test_human, test_paths,
+                         test_folders, test_cgroup_memory, test_glob, test_rng, test_json);
 }

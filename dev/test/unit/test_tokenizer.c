@@ -12,13 +12,12 @@
 
 // ---- A generated vocabulary and a simple BPE ------------------------------------------------------------------------
 
-enum { MAX_IDS = 640, MAX_PIECE = 16 };
+enum { MAX_IDS = 640, MAX_PIECE = 33 };
 
 typedef struct {
     int    size;                        // number of ids: 256 bytes, then merges
     int    left[MAX_IDS], right[MAX_IDS];
-    char   piece[MAX_IDS][MAX_PIECE];
-    size_t len[MAX_IDS];
+    char   piece[MAX_IDS][MAX_PIECE];   // in GPT-2's alphabet, as UTF-8
     int    merged[MAX_IDS][MAX_IDS];    // id, or 0 for no merge
 } Vocab;
 
@@ -40,37 +39,22 @@ static int id_of_byte(char byte) {
 
 static Vocab* vocab_new(void) {
     Vocab* v = xcalloc(1, sizeof *v);
-    for (; v->size < 256; v->size++) {
-        v->piece[v->size][0] = (char)byte_of(v->size);
-        v->len[v->size] = 1;
-    }
+    for (; v->size < 256; v->size++)
+        utf8_encode(v->piece[v->size], (uint32_t)(v->size < 188 ? byte_of(v->size) : 0x100 + v->size - 188));
     return v;
 }
 
 // Adds a merge, unless its piece exists or is too long.
 static void vocab_add(Vocab* v, int left, int right) {
     char piece[2 * MAX_PIECE];
-    size_t len = v->len[left] + v->len[right];
-    if (v->size == MAX_IDS || len > MAX_PIECE) return;
-    memcpy(piece, v->piece[left], v->len[left]);
-    memcpy(piece + v->len[left], v->piece[right], v->len[right]);
-    for (int i = 0; i < v->size; i++) {
-        if (v->len[i] == len && memcmp(v->piece[i], piece, len) == 0) return;
-    }
-    memcpy(v->piece[v->size], piece, len);
-    v->len[v->size] = len;
+    stpcpy(stpcpy(piece, v->piece[left]), v->piece[right]);
+    if (v->size == MAX_IDS || strlen(piece) >= MAX_PIECE) return;
+    for (int i = 0; i < v->size; i++)
+        if (strcmp(v->piece[i], piece) == 0) return;
+    strcpy(v->piece[v->size], piece);
     v->left[v->size] = left;
     v->right[v->size] = right;
     v->merged[left][right] = v->size++;
-}
-
-// One piece in GPT-2's alphabet, as UTF-8: ids below 188 are Latin-1 characters, the others U+0100 and up.
-static void print_piece(FILE* f, const Vocab* v, int id) {
-    for (size_t i = 0; i < v->len[id]; i++) {
-        char out[4];
-        const int byte = id_of_byte(v->piece[id][i]);
-        fwrite(out, 1, (size_t)utf8_encode(out, (uint32_t)(byte < 188 ? byte_of(byte) : 0x100 + byte - 188)), f);
-    }
 }
 
 typedef struct { Vocab* v; Tokenizer* t; TokenizerCache* cache; } Bpe;
@@ -81,12 +65,7 @@ static Bpe bpe_open(Vocab* v) {
     FILE* f = fopen(vocab_file, "wb");
     must(f != NULL, vocab_file, NULL);
     fprintf(f, "#version: 0.2\n");
-    for (int id = 256; id < v->size; id++) {
-        print_piece(f, v, v->left[id]);
-        fputc(' ', f);
-        print_piece(f, v, v->right[id]);
-        fputc('\n', f);
-    }
+    for (int id = 256; id < v->size; id++) fprintf(f, "%s %s\n", v->piece[v->left[id]], v->piece[v->right[id]]);
     fclose(f);
     TostError err;
     Bpe b = {v, tokenizer_open(vocab_file, &err), tokenizer_cache_new()};
@@ -619,9 +598,6 @@ static void test_formats(Checks* c) {
               && got->skipped == cases[k].skipped && got->inside == cases[k].inside, "format %zu, batches of %zu: "
               "JSONL %d, %d documents, %d skipped, %d inside: %s", k, in.batch_bytes, got->jsonl_files,
               (int)got->documents, (int)got->skipped, (int)got->inside, r.err.text);
-        if (cases[k].text == two && cases[k].skipped == 2)
-            check(c, strstr(got->first_skipped.text, "a.txt: line 4: byte 9: expected a string"), "the first skipped "
-                  "line: %s", got->first_skipped.text);
         run_free(&r);
     }
 }
