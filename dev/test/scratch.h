@@ -60,34 +60,31 @@ static inline void limit_file_size(rlim_t bytes) {
 }
 
 // Like rm -rf.
-static inline bool remove_tree(const char* path, TostError* err) {
+static inline void remove_tree(const char* path) {
     struct stat st;
     StringList names = {0};
-    bool ok = true, exists = lstat(path, &st) == 0;
-    if (exists && S_ISDIR(st.st_mode)) ok = folder_list(&names, path, err);
-    for (int i = 0; ok && i < names.count; i++) {
+    TostError err;
+    if (lstat(path, &st) != 0) {
+        must(errno == ENOENT, path, NULL);
+        return;
+    }
+    if (S_ISDIR(st.st_mode)) must(folder_list(&names, path, &err), path, &err);
+    for (int i = 0; i < names.count; i++) {
         char* child = xasprintf("%s/%s", path, names.strings[i]);
-        ok = remove_tree(child, err);
+        remove_tree(child);
         free(child);
     }
     free_strings(&names);
-    return ok && ((exists && remove(path) == 0) || errno == ENOENT
-                  || tost_error(err, "%s: cannot be removed: %s", path, strerror(errno)));
+    must(remove(path) == 0, path, NULL);
 }
 
-// Creates an empty folder, in /dev/shm if possible because saves call fsync. Remove it with drop_folder.
+// Creates an empty folder, in /dev/shm if possible because saves call fsync. free()
 static inline char* new_folder(void) {
     const char* base = getenv("TMPDIR");
     if (!base || !base[0]) base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
     char* path = xasprintf("%s/tost_test_XXXXXX", base);
     must(mkdtemp(path) != NULL, "mkdtemp", NULL);
     return path;
-}
-
-static inline void drop_folder(char* path) {
-    TostError err;
-    must(remove_tree(path, &err), "remove_tree", &err);
-    free(path);
 }
 
 // Runs tests in a new folder. Returns the exit status.
@@ -97,7 +94,8 @@ static inline int run_tests(const char* suite, Test* const* tests, size_t n) {
     char* dir = new_folder();
     must(chdir(dir) == 0, "chdir", NULL);
     for (size_t i = 0; i < n; i++) tests[i](&c);
-    drop_folder(dir);
+    remove_tree(dir);
+    free(dir);
     return checks_verdict(&c);
 }
 #define RUN_TESTS(suite, ...) \
@@ -138,7 +136,8 @@ static inline Tokenizer* byte_tokenizer(void) {
     Tokenizer* tokenizer = tokenizer_open(path, &err);
     must(tokenizer != NULL, "tokenizer_open", &err);
     free(path);
-    drop_folder(dir);
+    remove_tree(dir);
+    free(dir);
     return tokenizer;
 }
 

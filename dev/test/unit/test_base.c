@@ -95,16 +95,6 @@ static void test_paths(Checks* c) {
           strerror(errno));
 }
 
-static void test_folders(Checks* c) {
-    TostError err;
-    check(c, make_dirs("x/y//z/", &err) && is_dir("x/y/z") && make_dirs("x/y/z", &err), "make_dirs: %s", err.text);
-    write_bytes("x/y/file", "hello\0you", 9);
-    check_refused(c, make_dirs("x/y/file/z", &err), &err, "x/y/file: the folder cannot be created", "below a file");
-    check(c, sync_dir("x", &err) && rename_synced("x/y/file", "x/file", &err) && path_exists("x/file"), "%s", err.text);
-    check_refused(c, sync_dir("x/file", &err), &err, "cannot be opened", "sync_dir of a file");
-    check_refused(c, rename_synced("x/none", "x/file", &err), &err, "x/none: cannot be renamed to x/file", "no file");
-}
-
 // The memory limit of a process that is in the group a/b of cgroups version 1 and in x/y of version 2. Each row writes
 // one more file; the last one replaces "own".
 static void test_cgroup_memory(Checks* c) {
@@ -247,5 +237,5 @@ static void test_json(Checks* c) {
 
 int main(void) {
     return RUN_TESTS("base", test_errors, test_printable_text, test_memory, test_crc, test_human, test_paths,
-                         test_folders, test_cgroup_memory, test_glob, test_rng, test_json);
+                         test_cgroup_memory, test_glob, test_rng, test_json);
 }

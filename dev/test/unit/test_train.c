@@ -378,7 +378,6 @@ static void replace_text(const char* folder, const char* from, const char* to) {
 
 // Kills a run at an event and resumes it. False if it was not killed. saved: the step that must be saved by then, or 0.
 static bool kill_at(Checks* c, Event event, int at, int saved_step) {
-    TostError err;
     hooks[0] = (Hook){event, at, kill_process};
     Outcome o = run(BEST "--out cut");
     const bool killed = o.status == 1000 + SIGKILL;
@@ -388,7 +387,7 @@ static bool kill_at(Checks* c, Event event, int at, int saved_step) {
         check_resumed(c, "cut", "best", 12, "resumed after a kill");
         check(c, same_file("best/best", "cut/best", MODEL_FILE), "event %d, %d: the best differs", (int)event, at);
     }
-    must(remove_tree("cut", &err), "remove_tree", &err);
+    remove_tree("cut");
     return killed;
 }
 
@@ -458,8 +457,7 @@ static void test_lock(Checks* c) {
     check_run(c, run(SAVING "--out alone"), 0, 0, NULL, "a run alone");
     check(c, !path_exists("alone/run.lock"), "the lock file is removed");
     for (size_t i = 0; i < countof(seconds); i++) {
-        TostError err;
-        must(remove_tree("first", &err), "remove_tree", &err);
+        remove_tree("first");
         second_args = seconds[i];
         hooks[0] = (Hook){TRAINING, 8, run_second};
         check_run(c, run(SAVING "--out first"), 0, 0, NULL, second_args);
@@ -491,10 +489,7 @@ static void test_default_folders(Checks* c) {
 
 // ---- Folders that are removed, and runs that are replaced -----------------------------------------------------------
 
-static void remove_run(TostModel* m) {
-    TostError err;
-    (void)m, must(remove_tree("here", &err), "remove_tree", &err);
-}
+static void remove_run(TostModel* m) { (void)m, remove_tree("here"); }
 
 static void test_removed(Checks* c) {
     hooks[0] = (Hook){TRAINING, 8, remove_run};
