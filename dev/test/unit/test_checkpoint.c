@@ -463,17 +463,13 @@ static void write_foreign(TostModel* m, float off) {
 static void test_foreign_files(Checks* c) {
     TostError err;
     CheckpointInfo info;
-    TostConfig larger = tiny;
-    larger.n_embd = 8;
-    TostModel *m = filled_model(6), *is = new_model(tiny), *large = new_model(larger);
+    TostModel *m = filled_model(6), *is = new_model(tiny);
     write_foreign(m, 0);
     const char* failed = load(model_of(is), &info, "foreign", &err);
     check(c, failed && strcmp(failed, "moments") == 0 && same_state(is, m, TOST_PARAM), "parameters: %s", err.text);
     check(c, memcmp(&info.config, &tiny, sizeof tiny) == 0 && info.step == 0 && info.tokens == 0 && !info.tokenizer
              && info.options.count == 0 && isinf(info.best_val_loss), "the config follows from names and shapes");
     checkpoint_info_free(&info);
-    check_refused(c, !load(model_of(large), NULL, "foreign", &err), &err, "has shape (7, 4), expected (7, 8)",
-                  "a larger model");
     write_foreign(m, 1);
     events[PUT] = 0;
     check_refused(c, !load(model_of(is), NULL, "foreign", &err), &err, "differs from transformer.wte.weight",
@@ -481,7 +477,6 @@ static void test_foreign_files(Checks* c) {
     check(c, events[PUT] == 0, "an untied lm_head: %d tensors were loaded", events[PUT]);
     fake_destroy(m);
     fake_destroy(is);
-    fake_destroy(large);
 }
 
 // Flips one bit in each byte of the file, then truncates it: the file must be rejected or loaded with the same values.

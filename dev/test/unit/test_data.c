@@ -343,23 +343,7 @@ static void test_sequential(Checks* c) {
     check_set_refused(c, glob, 30, 5000, ORDER_SHUFFLED, "but --seq 30 needs at least 31 in one of them");
 }
 
-// Checks the shuffled order of n samples. order: the first token of each sample, 1000·shard + token.
-static void check_order(Checks* c, const char* glob, int T, uint64_t seed, const int32_t* order,
-                        uint64_t epoch, uint64_t n) {
-    TostError err = {{0}};
-    DataSet* d = data_open(ONE_PATH(glob), T, 5000, ORDER_SHUFFLED, seed, &err);
-    if (check(c, d && data_samples(d) == epoch, "shuffled: %s", err.text)) {
-        int32_t x[16], y[16];
-        for (uint64_t i = 0; i < n; i++) {
-            bool ok = data_batch(d, x, y, i, 1, &err);
-            for (int k = 0; k < T; k++) ok = ok && x[k] == order[i] + k && y[k] == order[i] + k + 1;
-            check(c, ok, "shuffled sample %" PRIu64 ": expected %d …, got %d …", i, order[i], x[0]);
-        }
-    }
-    data_close(d);
-}
-
-// The order defined in dataset.h, computed by an independent program.
+// The order defined in dataset.h, computed by an independent program: the first token of each sample, 1000·shard + token
 static void test_shuffled_golden(Checks* c) {
     static const int lengths[] = {23, 4, 50, 31};
     static const int32_t all[28] = {
@@ -367,9 +351,22 @@ static void test_shuffled_golden(Checks* c) {
         8, 15, 1, 2042, 2014, 2035, 2021, 2007, 2000, 2028, 3023, 3002, 3009, 3016,
     };
     static const int32_t one[15] = {17, 5, 13, 1, 9, 5, 13, 1, 17, 9, 6, 10, 18, 2, 14};
+    static const struct { const char* glob; int T; uint64_t seed, epoch, n; const int32_t* order; } cases[] = {
+        {"golden/s_*.bin", 7, 99, 14, countof(all), all}, {"golden/s_0.bin", 4, 7, 5, countof(one), one}};
     write_set("golden", lengths, countof(lengths));
-    check_order(c, "golden/s_*.bin", 7, 99, all, 14, countof(all));
-    check_order(c, "golden/s_0.bin", 4, 7, one, 5, countof(one));
+    for (size_t i = 0; i < countof(cases); i++) {
+        TostError err = {{0}};
+        const int T = cases[i].T;
+        DataSet* d = data_open(ONE_PATH(cases[i].glob), T, 5000, ORDER_SHUFFLED, cases[i].seed, &err);
+        must(d && data_samples(d) == cases[i].epoch, cases[i].glob, &err);
+        for (uint64_t k = 0; k < cases[i].n; k++) {
+            int32_t x[16], y[16], first = cases[i].order[k];
+            bool ok = data_batch(d, x, y, k, 1, &err);
+            for (int t = 0; t < T; t++) ok = ok && x[t] == first + t && y[t] == first + t + 1;
+            check(c, ok, "shuffled sample %" PRIu64 ": expected %d …, got %d …", k, first, x[0]);
+        }
+        data_close(d);
+    }
 }
 
 // Every epoch has every sample once, in another order; a batch at any position has the samples of sequential reading.
