@@ -12,24 +12,12 @@ JOBS=1
 sources=(train_gpt_tost.c tost/ranks/*.c tost/commands/train.c
          tost/run/{start,setup,folder,train,save,report,agree}.c tost/store/checkpoint.c)
 
-# mutant | suite that must fail | sed command that changes its line
+# of mutants.txt: NAME | suite that must fail | EDIT
 declare -A suites=()
 while IFS='|' read -r name suite edit; do
     name=${name// /}
     suites[$name]=${suite// /} edits[$name]=${edit# }
-done << 'END'
-wrong_slice         | test_comm | /sizeof(float);/,/const Range theirs = slices_of/s/= slices_of(\(.*\));/= {slices_of(\1).start + 32, slices_of(\1).end + 32};/
-missing_wait        | test_comm | /oldest);/s/comm_wait(\(.*\));/x->comm->test(\1, NULL);/
-gather_not_awaited  | test_comm | /&x->gathers\[k\]);/s/comm_wait(\(.*\));/x->comm->test(\1, NULL);/
-parts_in_a_row      | test_comm | /x->grad,/s/for.*/if (x->part > 0) x->memory->add(x, x->grad, x->level[0], x->grad, x->size);/
-bucket_left_out     | test_comm | s/>= from/> from/
-wrong_tree          | test_comm | /float \*left/s/row\[i\]/row[0]/
-signal_not_shared   | signals   | s/r->signal = all\[i\]/r->signal = own/
-finished_not_shared | refusals  | /comm_broadcast(r\.comm,/s/comm_broadcast.*;//
-muon_transpose      | test_tost | /GemmLayout/s/GEMM_NT/GEMM_NN/
-muon_coefficient    | test_tost | s/TOST_MUON_B/TOST_MUON_A/
-muon_scale          | test_tost | s/rows > columns ? rows : columns/rows/
-END
+done < dev/test/ranks/mutants.txt
 
 build() {
     local targets=(MPI=1 MPICC=mpicc.openmpi train_gpt_tost build/torture/faults.so)
