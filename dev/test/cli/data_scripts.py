@@ -1,6 +1,7 @@
 """data_scripts.py BINARY SHARED: the part of test_data_scripts.sh in Python. Runs in a folder with a copy of dev/data
 in clone/. SHARED contains published data, or is empty."""
 
+import importlib
 import json
 import math
 import os
@@ -14,7 +15,7 @@ SCRIPTS = Path("clone/dev/data").resolve()
 sys.path[:0] = [str(SCRIPTS)]
 
 import script_calls
-from script_calls import BINARY, check, missing, program, write
+from script_calls import BINARY, check, missing, refuses_all, write
 
 import evalset
 import fetch
@@ -23,17 +24,18 @@ from vocabulary import Vocabulary
 SHARED = Path(sys.argv[2]) if sys.argv[2] else None
 BYTES = ["--tokenizer", "bytes.bpe", "--binary", BINARY]
 SHARDS = [*BYTES, "--shard-documents", "20"]
+MINE = ["--text-field", "body", *BYTES, "--out"]
 
 
 def made(command, *more):
     """Stdout of a script, which must succeed. The command is split at spaces."""
     script, *arguments = command.split()
-    return script_calls.succeeds(program(SCRIPTS / script), *arguments, *more)
+    return script_calls.succeeds(importlib.import_module(script.removesuffix(".py")).main, *arguments, *more)
 
 
-def refused(texts, command, *more, status=1):
+def refused(texts, command, *more):
     script, *arguments = command.split()
-    script_calls.refuses(texts, program(SCRIPTS / script), *arguments, *more, status=status)
+    script_calls.refuses(texts, importlib.import_module(script.removesuffix(".py")).main, *arguments, *more)
 
 
 def process(command, *more, **environment):
@@ -55,12 +57,6 @@ def uint16(*ids):
 
 
 def check_vocab():
-    write("other.bpe", "#version: 0.2\na b\n")
-    digest = fetch.sha256(Path("other.bpe"))
-    refused(f"other.bpe: SHA-256 is {digest}, not the published 1ce1664773c50f3e",
-            "vocab.py --from other.bpe --out got.bpe")
-    refused("unrecognized arguments: --form", "vocab.py --form other.bpe", status=2)
-    check("a refused file is not written", not Path("got.bpe").exists())
     if SHARED:
         made(f"vocab.py --from {SHARED}/data/gpt2/vocab.bpe --out got.bpe")
         check("vocab.bpe is copied", Path("got.bpe").read_bytes() == (SHARED / "data/gpt2/vocab.bpe").read_bytes())
@@ -68,20 +64,12 @@ def check_vocab():
     def tokenizer(model={}, **changed):
         content = Vocabulary([("a", "b"), ("ab", "c")]).tokenizer_json() | changed
         content["model"] |= model
-        return content
+        return json.dumps(content)
 
-    write("own.json", json.dumps(tokenizer()))
+    write("own.json", tokenizer())
     made("vocab.py --from own.json --out own.bpe")
     check("tokenizer.json is converted", Path("own.bpe").read_text() == "#version: 0.2\na b\nab c\n")
-    for text, content in (
-        ('model is "Unigram", not "BPE"', tokenizer({"type": "Unigram"})),
-        ('end_of_word_suffix is "</w>"', tokenizer({"end_of_word_suffix": "</w>"})),
-        ("normalizer is", tokenizer(normalizer={"type": "NFC"})),
-        ("pre_tokenizer is null", tokenizer(pre_tokenizer=None)),
-        ("no added token <|endoftext|>", tokenizer(added_tokens=[])),
-    ):
-        write("wrong.json", json.dumps(content))
-        refused(f"wrong.json: | {text}", "vocab.py --from wrong.json --out got2.bpe")
+    refuses_all("vocab", tokenizer=tokenizer)
 
 
 def check_published():
@@ -96,15 +84,11 @@ def check_published():
     check("published.py wikitext2: each line alone, with <|endoftext|>",
           tokens("published/wikitext2_test_000000.bin") == uint16(
               end, *a_line, end, end, *b_line, end))
-    write("wiki.test.tokens", " \n = A = \n \n b <unk> \n")
-    refused("wiki.test.tokens: has <unk>", "published.py wikitext2 --from wiki.test.tokens --out published2", *BYTES)
     write("ptb.test.txt", " b c \n b\n")
     made("published.py ptb --from ptb.test.txt --out published", *BYTES)
     check("published.py ptb: lines without line breaks",
           tokens("published/ptb_test_000000.bin") == uint16(space, 65, space, 66, space, end, space, 65, end))
-    write("openai.txt", 'He said "yes"\n')
-    refused("openai.txt: has capital letters", "published.py lambada --from openai.txt --out published2", *BYTES)
-    refused("invalid choice: 'lambda' | wikitext2", "published.py lambda", status=2)
+    refuses_all("published", bytes=BYTES)
 
 
 # ---- Evaluation sets -------------------------------------------------------------------------------------------------
@@ -136,13 +120,6 @@ def check_evalset():
     check(f"the archive's files are converted: {first}", first["context"].startswith("<|endoftext|>\nThe cat")
           and first["context"].endswith(" mat 0 . Then") and first["choices"][0] == " a slept ."
           and first["answer"] == 2)
-    write("cut.tgz", Path("CBTest.tgz").read_bytes()[:3000])
-    refused("cut.tgz: cannot be unpacked", "evalset.py cbt --from cut.tgz --out eval2")
-    question = Path("CBTest/data/cbtest_CN_test_2500ex.txt")
-    write(question, questions(2500).replace("\n20 ", "\n19 ", 1))
-    refused("cbtest_CN_test_2500ex.txt | line 20", "evalset.py cbt --from CBTest --out eval2")
-    write(question, questions(2500)[:-700])
-    refused("cbtest_CN_test_2500ex.txt | truncated", "evalset.py cbt --from CBTest --out eval2")
     for name in ("b", "a"):
         write(f"blimp/data/{name}.jsonl", f'{{"sentence_bad": "bad", "sentence_good": "{name}"}}\n' * 2)
     write("blimp/data/._a.jsonl", b"\xb0")   # of macOS, as in the published archive
@@ -153,27 +130,7 @@ def check_evalset():
         rows = [json.loads(line) for line in Path("eval/blimp.jsonl").read_text().splitlines()]
         check(f"BLiMP from {source}: {rows}", rows == [{"context": "", "choices": [good, " bad"], "answer": 0}
                                                       for good in wanted])
-    write("blimp/data/b.jsonl", '{"sentence_bad": "bad"}\n')
-    refused('b.jsonl: line 1: needs | "sentence_good"', "evalset.py blimp --from blimp --out eval2")
-    write("cut.zip", Path("BLiMP.zip").read_bytes()[:-30])
-    refused("cut.zip: cannot be unpacked", "evalset.py blimp --from cut.zip --out eval2")
-    write("lambada_test.jsonl", '{"text": "one two"}\n{"txt": ""}\n')
-    refused('lambada_test.jsonl: line 2: "text"', "evalset.py lambada --from lambada_test.jsonl --out eval2")
-    for wanted, name, line in (
-        ("line 1: null is not a JSON object", "lambada", "null"),
-        ("line 1: not valid JSON", "hellaswag", "[" * 100000),
-        ("line 1: has half of a surrogate pair", "lambada", '{"text": "a \\ud800"}'),
-        ('line 1: "text" has fewer than two words', "lambada", '{"text": "a\\nb"}'),
-        ("line 1: not UTF-8: byte 0xe9 | iconv", "lambada", '{"text": "a caf\u00e9"}'.encode("latin-1")),
-        ('line 1: needs "ctx"', "hellaswag", '{"ctx": "a", "endings": ["a", "b", "c", "d"], "label": 1e999}'),
-    ):
-        write("wrong.jsonl", line if isinstance(line, bytes) else line + "\n")
-        refused(wanted.replace("line 1", "wrong.jsonl: line 1"), f"evalset.py {name} --from wrong.jsonl --out eval2")
-    for wanted, last in (("line 21: not a question", "q XXXXX"), ("line 21: the answer d is not", "q XXXXX\td\t\tb|c")):
-        write("wrong/cbtest_NE_test_2500ex.txt", "")
-        write("wrong/cbtest_CN_test_2500ex.txt", "".join(f"{i} a b\n" for i in range(1, 21)) + f"21 {last}\n")
-        refused(f"cbtest_CN_test_2500ex.txt: {wanted}", "evalset.py cbt --from wrong --out eval2")
-    check("a refused evaluation set is not written", not Path("eval2").exists())
+    refuses_all("evalset", questions=questions)
     if SHARED:
         published = SHARED / "data/eval"
         out = made(f"evalset.py lambada --from {published} --out eval")
@@ -191,8 +148,7 @@ def check_evalset():
 
 def check_downloads():
     os.environ["https_proxy"] = "http://nowhere.invalid:9"
-    refused("gpt-2/encodings/main/vocab.bpe: | download it to new/vocab.bpe | --from", "vocab.py --out new/vocab.bpe")
-    refused("gpt-2/data/lambada_test.jsonl: | clone/data/source/lambada", "evalset.py lambada --out eval3")
+    refuses_all("downloads")
     del os.environ["https_proxy"]
     source, path = Path("other.bpe").resolve(), Path("served/file")
     try:
@@ -294,59 +250,27 @@ def check_own():
     data.select(range(3)).to_parquet("own/hub/data/test-00000-of-00001.parquet")
     data.to_json("own/train.ndjson")
     write("own/half.jsonl", '\n{"body": "text \\ud800"}\n')
-    mine = ("--text-field", "body", *BYTES, "--out")
 
     for name, source in ("splits", "own/splits"), ("hub", "own/hub"), ("named", "own/splits/train own/splits/test"):
-        made(f"corpus.py own --from {source}", *mine, f"own/{name}")
+        made(f"corpus.py own --from {source}", *MINE, f"own/{name}")
         check(f"own --from {source}: the splits of the names", shards(f"own/{name}") == {
             "_train_000000.bin": shard_of(texts), "_test_000000.bin": shard_of(texts[:3])})
-    made("corpus.py own --from own/train.ndjson", *mine, "own/lines")
+    made("corpus.py own --from own/train.ndjson", *MINE, "own/lines")
     check("JSONL", shards("own/lines") == {"_train_000000.bin": shard_of(texts)})
-    made("corpus.py own --val-frac 0 --from own/half.jsonl", *mine, "own/half")
+    made("corpus.py own --val-frac 0 --from own/half.jsonl", *MINE, "own/half")
     check("half of a surrogate pair", shards("own/half") == {"_train_000000.bin": shard_of(["text \ufffd"])})
-    made("corpus.py own --from own/saved --val-frac 0.1", *mine, "own/random")
+    made("corpus.py own --from own/saved --val-frac 0.1", *MINE, "own/random")
     got = {name: tokens(f"own/random{name}").count(b"\0\1") for name in shards("own/random")}
     check(f"without names, a tenth of the documents at random: {got}",
           got == {"_train_000000.bin": 36, "_val_000000.bin": 4})
-    made("corpus.py own --from own/saved --val-frac 0", *mine, "own/all")
+    made("corpus.py own --from own/saved --val-frac 0", *MINE, "own/all")
     check("--val-frac 0", shards("own/all") == {"_train_000000.bin": shard_of(texts)})
-    refused("names a split | does not", "corpus.py own --from own/splits/train own/saved", *mine, "own/no")
-    refused("own/all.json | text field", "corpus.py own --from docs.jsonl", *BYTES, "--out", "own/all")
-    refused("own: give --from PATH and --out PREFIX", "corpus.py own --out own/no", status=2)
-    refused("--val-frac 1.0: give", "corpus.py own --from own/saved --val-frac 1", *mine, "own/no", status=2)
-
-
-def check_existing_shards():
+def check_refusals():
     docs = ["--from", "parquet", "--out", "d/owt", *SHARDS]
-    refused("d/owt.json | documents a shard | --overwrite", "corpus.py openwebtext", *docs, "--shard-documents", "21")
-    refused("d/owt.json | corpus | --overwrite", "corpus.py fineweb", *docs)
-    Path("d/owt.json").unlink()
-    refused("d/owt_*.bin: | --out | --overwrite", "corpus.py openwebtext", *docs)
+    refuses_all("corpus", bytes=BYTES, shards=SHARDS, docs=docs, mine=MINE, binary=[BINARY])
     made("corpus.py openwebtext", *docs, "--shard-documents", "50", "--overwrite")
     check("--overwrite starts over",
           sorted(shards("d/owt")) == ["_train_000000.bin", "_train_000001.bin", "_val_000000.bin"])
-
-
-def check_invalid_files():
-    for wanted, name, content in (
-        ("cut.parquet: cannot be read: Parquet", "cut.parquet", Path("parquet/train-00000-of-00002.parquet").read_bytes()[:-100]),
-        ("other.parquet: | no column text, only n: give --text-field", "other.parquet", None),
-        ("list.parquet: text is List | not a text", "list.parquet", None),
-        ('number.jsonl: line 2: "text" is 7, not a text', "number.jsonl", '{"text": "a"}\n{"text": 7}\n'),
-        ('key.ndjson: line 1: no "text", only a, b: give --text-field', "key.ndjson", '{"a": 1, "b": 2}\n'),
-        ("one document | <|endoftext|>", "one.txt", "one\n"),
-        ("absent.txt: not found", "absent.txt", None),
-        ("CBTest.tgz: | .parquet | .jsonl | .txt", "CBTest.tgz", None),
-    ):
-        if content:
-            write(name, content)
-        refused(wanted, f"corpus.py openwebtext --out e/x --from {name}", *SHARDS)
-    refused("docs.txt: | train, valid or test", "corpus.py ptb --out e/x --from docs.txt", *SHARDS)
-    refused("data/vocab.bpe: not found | dev/data/vocab.py", f"corpus.py ptb --binary {BINARY} --out e/x")
-    refused("train_gpt_tost: not found | make train_gpt_tost", "corpus.py ptb --tokenizer bytes.bpe --out e/x")
-    refused("--shard-documents 0: | 1", "corpus.py ptb --shard-documents 0", status=2)
-    refused("invalid choice: 'owt' | openwebtext", "corpus.py owt", status=2)
-    check("refused files write no shards", not Path("e").exists())
     refused(f"g/x_train_000000.bin: {Path(BINARY).name}: docs.jsonl: line 1: ",
             "corpus.py openwebtext --tokenizer docs.jsonl --out g/x --from docs.jsonl --binary", BINARY)
     check("a failure of the tokenizer leaves only the recipe", os.listdir("g") == ["x.json"])
@@ -376,8 +300,7 @@ def main():
         check_split()
         check_interrupted()
         check_own()
-        check_existing_shards()
-        check_invalid_files()
+        check_refusals()
         if SHARED:
             check_published_counts()
     if not SHARED:

@@ -20,7 +20,7 @@ import membership_ablation as ablation
 import train
 from activations import Activations
 from runs import Run, read_metadata
-from script_calls import BINARY, check, check_same_weights, missing, refuses, succeeds, trainer, write
+from script_calls import BINARY, check, check_same_weights, missing, refuses, refuses_all, succeeds, trainer, write
 from shards import Shards
 from tost import Tost
 
@@ -181,21 +181,10 @@ def check_refusals(checkpoint):
         refuses(text, convert.main, "wrong.pt", "refused/model")
 
     before = Path("shuffled.pt").read_bytes()
-    Path("cut.pt").write_bytes(before[:5000])
     with zipfile.ZipFile("shuffled.pt") as archive:
         place = max(archive.infolist(), key=lambda member: member.file_size).header_offset + 1000
     Path("flipped.pt").write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1:])
-    for text, source, dest in (
-        ("cut.pt: not a complete torch.save file", "cut.pt", "refused/model"),
-        ("text.txt: not a complete safetensors file", "text.txt", "refused/x.pt"),
-        ("nanogpt: Is a directory", "nanogpt", "refused/model"),
-        ("a?b: No such file or directory", "a\nb", "refused/model"),
-        ("to convert a safetensors file, give a DEST.pt", convert.find_model("shuffled"), "refused/model"),
-        ("no complete checkpoint", "nanogpt", "refused/x.pt"),
-        ("is wrong: the file is damaged", "flipped.pt", "refused/model"),
-        ("already exists", "shuffled", "shuffled.pt"),
-    ):
-        refuses(text, convert.main, source, dest)
+    refuses_all("convert", model=[convert.find_model("shuffled")])
     check("the existing file is unchanged", Path("shuffled.pt").read_bytes() == before)
     check("a refused conversion writes nothing", not [*Path().glob("refused*"), *Path().glob("*.tmp")])
 
@@ -226,13 +215,7 @@ def check_training():
         succeeds(train.main, *start, out, "--like", "shuffled", "--steps", 2, "--dtype", dtype)
         check(f"--dtype {dtype}", abs(Run(out).train_loss[1] - first) < limit)
     check_models(start)
-    refuses("--val-data", train.main, *start, "none", "--data", "tiny_train_*.bin", "--steps", 1, "--lr", 1,
-            "--by-position", "none.json")
-    refuses("--optimizer sgd", train.main, *start, "none", "--like", "shuffled", "--optimizer", "sgd")
-    refuses("--overwrite", train.main, *start, "torch_shuffled", "--like", "shuffled")
-    refuses("--steps", train.main, *start, "none", "--data", "tiny_train_*.bin", "--lr", "1e-3")
-    refuses("--total-batch 100", train.main, *start, "none", "--like", "shuffled", "--total-batch", 100)
-    check("no folder is created", not Path("none").exists())
+    refuses_all("train")
 
 
 def check_gpt2_muon(start, data):
@@ -313,8 +296,7 @@ def check_ablation():
     out = succeeds(ablation.main, "uniform", "uniform", *options, windows)
     found = re.findall(r"^(?:own|uni|mean|another).* ([0-9.]+) ± 0.0000 ", out, re.M)
     check(f"all Π of a uniform model are uniform: {out}", len(found) == 5 and len(set(found)) == 1)
-    refuses("shuffled: not the sizes", ablation.main, "memory", "shuffled", *options, 2)
-    refuses("no loss", ablation.main, "memory", *options, 2, "--binary", "false")
+    refuses_all("ablation")
 
 
 def check_models(start):

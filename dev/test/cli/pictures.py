@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import loss
 import position
 import runs
 import starter
-from script_calls import call, check, missing, program, refuses, succeeds, write
+from script_calls import call, check, missing, refuses_all, succeeds, write
 
 
 # ---- membership.py ---------------------------------------------------------------------------------------------------
@@ -111,30 +112,6 @@ def check_page(membership):
     check("share of the busiest head", membership.busiest(np.array([[[0.5, 0.1, 0.9], [0.2, 0.8, 0.05]]])) == [2 / 3])
 
 
-def check_page_refusals(membership):
-    """No model, a damaged or diverged one, no text, another tokenizer, a model that reads more tokens."""
-    def refused(text, *arguments):
-        refuses(text, membership.main, *arguments, "--out", "no.html")
-
-    whole = next(Path("shuffled").glob("step_*/model.safetensors")).read_bytes()
-    write("cut.safetensors", whole[:3000])
-    write("nan.safetensors", whole[:-4] + np.float32("nan").tobytes())
-    write("large.bpe", "a b\nc d\n")
-    refused("nanogpt: no complete checkpoint", "nanogpt", "x")
-    refused("cut.safetensors: ", "cut.safetensors", "x", "--tokenizer", "vocab.bpe")
-    refused("nan.safetensors: the loss is not finite", "nan.safetensors", "x y")
-    refused("the tokenizer is that of another model", "strong.safetensors", "cd", "--tokenizer", "large.bpe")
-    refused("No such file or directory: none", "none", "x")
-    refused("a?b: No such file", "shuffled", "@a\nb")
-    refused("the text is empty", "shuffled", "x", "--control", "")
-    refused("vocab.bpe beside it: give --tokenizer", "shuffled_back", "x")
-    refused("no_positions: its layers, heads or tokens differ from those of shuffled", "shuffled", "@seen.txt",
-            "--initial", "no_positions")
-    check("no file is written", not list(Path().glob("no.html*")))
-    refuses("--out nowhere/x.html cannot be written: No such file", membership.main, "shuffled", "x", "--out",
-            "nowhere/x.html")
-
-
 # ---- budget.py -------------------------------------------------------------------------------------------------------
 
 
@@ -163,7 +140,8 @@ def check_budget():
 
 
 def check_items():
-    succeeds(program(starter.__file__), "--seed", 3, "--stories", 30, "--recall", "--out", "recall.jsonl")
+    options = "--seed 3 --stories 30 --recall --out recall.jsonl"
+    subprocess.run([sys.executable, starter.__file__, *options.split()], check=True)
     items = [json.loads(line) for line in Path("recall.jsonl").read_text().splitlines()]
     kinds = {item["kind"] for item in items}
     check(f"{len(items)} items of kinds {sorted(kinds)}",
@@ -207,13 +185,7 @@ def check_positions():
     check("bins of one line only", ["3-4", "1.5000", "±", "0.5000"] in table
           and ["3-5", "1.0000", "±", "0.2500"] in table)
     fake_positions("wrong.json", 1.0, position=[{"first": 1}])
-    for text, *arguments in (
-        ("evaluated at other positions than out/first.json", "first.json,longer.json"),
-        ("seen.txt: not a result", "seen.txt"),
-        ("wrong.json: no", "wrong.json"),
-        ("nowhere.json: No such file", "first.json,nowhere.json"),
-    ):
-        refuses(text, position.main, *arguments, "--out", "no.png")
+    refuses_all("position")
 
 
 # ---- loss.py ---------------------------------------------------------------------------------------------------------
@@ -230,7 +202,7 @@ def check_long_log():
     succeeds(loss.main, "long.csv", "--out", "long.png")
 
 
-def check_losses():
+def check_losses(model):
     out = succeeds(loss.main, "own", "by_llmc", "--label", "a<b", "--label", "other", "--difference", "--published",
                    "openwebtext", "--line", "1 and 2 make=3", "--out", "loss.svg")
     svg = Path("loss.svg").read_text()
@@ -259,8 +231,8 @@ def check_losses():
         check(f"the sign of a difference: {out}", f"validation loss  largest difference {sign}5.000e-01" in out)
     succeeds(loss.main, "own", "cut.csv", "--out", "two.svg")
     check("no gaps in the curve of a longer run", "stroke-dasharray" not in Path("two.svg").read_text())
-    model = next(Path("shuffled").glob("step_*/model.safetensors")).read_bytes()
-    write("other_data/step_00000024/model.safetensors", re.sub(rb'(val-blocks-crc":")........', rb"\g<1>00000000", model))
+    write("other_data/step_00000024/model.safetensors", re.sub(rb'(val-blocks-crc":")........', rb"\g<1>00000000",
+                                                                    model.read_bytes()))
     write("other_data/log.csv", Path("shuffled/log.csv").read_text())
     out = succeeds(loss.main, "shuffled", "other_data", "own", "--out", "two.svg")
     check(f"runs of other data get a note: {out}", "not the same validation data: " in out
@@ -268,33 +240,20 @@ def check_losses():
     check("runs of the same data do not", runs.different_data(["shuffled", "sequential", "own"]) is None)
     axes = loss.draw([runs.Run("own")], loss.parse(["own"])).axes[0]
     check("validations are joined", [line.get_linestyle() for line in axes.lines if line.get_marker() == "o"][0] == "-")
-    refuses("cut.csv: its steps differ from those of own", loss.main, "own,cut.csv", "--label", "a", "--out", "no.png")
-    header = rows[0] + "\n"
-    for text, content in (
-        ("wrong.csv | line 1", ""),
-        ("wrong.csv | log.csv or its folder", Path("tiny_train_000000.bin").read_bytes()[:500]),
-        ("wrong.csv | no rows", header),
-        ("wrong.csv | line 2", header + "0,10\n"),
-        ("wrong.csv | line 2", header + "0,nan,1,,1,1,1,1\n"),
-        ("wrong.csv | line 3", header + "1,64,1,,1,1,1,1\n2,128,x,,1,1,1,1\n"),
-    ):
-        write("wrong.csv", content)
-        refuses(text, loss.main, "wrong.csv", "--out", "no.png")
-    refuses("nanogpt/log.csv: | No such file or directory | folder", loss.main, "nanogpt", "--out", "no.png")
-    refuses("--line x: give NAME=VALUE", loss.main, "own", "--line", "x", "--out", "no.png")
-    check("no picture is written", not Path("no.png").exists())
+    refuses_all("loss", header=rows[0] + "\n")
 
 
 def main():
+    model = next(Path("shuffled").glob("step_*/model.safetensors"))
     if not missing("membership.py", "torch", "safetensors", "tiktoken"):
         import membership
 
         check_page(membership)
-        check_page_refusals(membership)
+        refuses_all("membership", model=model)
     check_items()
     check_budget()
     check_positions()
-    check_losses()
+    check_losses(model)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Shared by the tests in Python: prints the lines that checks_of in lib.sh counts, and calls scripts."""
 
 import importlib.util
-import runpy
+import os
+import shlex
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -37,15 +38,6 @@ def missing(what, *packages):
     return bool(absent)
 
 
-def program(path):
-    """The main() of a script that imports other modules only by name: runs it as a program."""
-    def main(arguments):
-        sys.argv = [str(path), *arguments]
-        runpy.run_path(str(path), run_name="__main__")
-    main.__module__ = Path(path).name
-    return main
-
-
 def call(main, *arguments):
     """Exit status, stdout and stderr of a script's main()."""
     out, err = StringIO(), StringIO()
@@ -74,6 +66,24 @@ def refuses(texts, main, *arguments, status=1):
     check(f"{main.__module__} {' '.join(map(str, arguments))}: status {actual}, expected {status} and '{texts}': {err}",
           actual == status and (err.count("\n") == 1 or status == 2)
           and all(text in err for text in texts.split(" | ")))
+
+
+def refuses_all(section, **values):
+    """Runs the cases of a section of script_refusals.txt. values: lists of arguments, or what its expressions use."""
+    values["read"] = lambda path: Path(path).read_bytes()
+    table = Path(__file__).with_name("script_refusals.txt").read_text(encoding="utf-8")
+    for line in table.partition(f"# ---- {section} ----\n")[2].partition("# ----")[0].splitlines():
+        if line.startswith(": "):
+            _, path, content = line.split(" ", 2)
+            write(path, eval(content, values))
+        elif line:
+            status, command, texts = line.split(" | ", 2)
+            script, *words = shlex.split(command)
+            arguments = [a for word in words for a in
+                         (values[word[1:]] if word.startswith("$") else [word.replace("\\n", "\n")])]
+            before = set(os.listdir())
+            refuses(texts, importlib.import_module(script.removesuffix(".py")).main, *arguments, status=int(status))
+            check(f"{command} writes nothing", set(os.listdir()) == before)
 
 
 def trainer(*arguments):

@@ -20,22 +20,6 @@ if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; 
         succeeds "$python" -S -E -s "$script" --help
         check "${script##*/} --help: text, and nothing on stderr" [ -s stdout -a ! -s stderr ]
     done
-    torch='torch, safetensors, numpy: pip install torch safetensors numpy'
-    while IFS='|' read -r command packages; do
-        refuses 1 "$python -S -E -s $repo/dev/$command" "${command%% *} needs $packages"
-    done <<END
-plot/report.py .|matplotlib, numpy: pip install matplotlib numpy
-plot/loss.py run|matplotlib, numpy: pip install matplotlib numpy
-plot/export_log.py run|numpy: pip install numpy
-plot/membership.py run text|torch, numpy, safetensors, tiktoken: pip install torch numpy safetensors tiktoken
-reference/convert.py run run.pt|$torch
-reference/export_hf.py run out|$torch
-reference/golden.py out|$torch
-reference/import_hf.py run out|$torch
-reference/membership_ablation.py run --val-data x.bin|$torch
-reference/tost.py generate --model run|torch, safetensors, numpy, tiktoken: pip install
-reference/train.py --init run --out out|$torch
-END
 else
     skip "all: $python is not Python 3.11 or later"
 fi
