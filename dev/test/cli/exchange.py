@@ -20,7 +20,7 @@ import membership_ablation as ablation
 import train
 from activations import Activations
 from runs import Run, read_metadata
-from script_calls import BINARY, check, check_same_weights, missing, refuses, refuses_all, succeeds, trainer, write
+from script_calls import BINARY, check, check_same_weights, missing, refuses_all, succeeds, trainer, write
 from shards import Shards
 from tost import Tost
 
@@ -155,38 +155,17 @@ def check_pt_variants():
 
 def check_refusals(checkpoint):
     """Checkpoints whose content is not a ToST model, other files, and damaged ones."""
-    state, sizes = checkpoint["model"], checkpoint["model_args"]
-    head, wte, temp = convert.HEAD, convert.WTE, "transformer.h.0.attn.temp"
-
-    def without(left_out):
-        return {name: tensor for name, tensor in state.items() if name != left_out}
-
-    for text, content in {
-        "differs from wte": {"model": state | {head: state[wte] + 1}, "model_args": sizes},
-        "n_layer 3 in the metadata": {"model": state, "model_args": sizes | {"n_layer": 3}},
-        "transformer.h.1.gamma2' is missing": {"model": without("transformer.h.1.gamma2")},
-        "0.gamma1' is torch.float32 (3,)": {"model": state | {"transformer.h.0.gamma1": torch.ones(3)}},
-        "extra' is not in this model": {"model": state | {"extra": torch.ones(1)}},
-        "not a ToST model": {"model": without(temp)},
-        "wrong.pt: no 'model'": {"weights": state},
-        "ln_f.weight' in 'model' is not a dense tensor": {"model": state | {"transformer.ln_f.weight": 1.0}},
-        "0.attn.temp' has shape (), expected two dimensions": {"model": state | {temp: torch.ones(())}},
-        "invalid literal for int() with base 10: 'x'": {"model": state, "iter_num": "x"},
-        "membership": {"model": state, "model_args": sizes | {"membership": "none"}},
-        "conv 4 in the metadata, but 0": {"model": state, "model_args": sizes | {"conv": 4}},
-        "memory 1 in the metadata, but 0": {"model": state, "model_args": sizes | {"memory": 1}},
-        "positions none in the metadata, but learned": {"model": state, "model_args": sizes | {"positions": "none"}},
-    }.items():
+    def pt(content):
         torch.save(content, "wrong.pt")
-        refuses(text, convert.main, "wrong.pt", "refused/model")
+        return Path("wrong.pt").read_bytes()
 
     before = Path("shuffled.pt").read_bytes()
     with zipfile.ZipFile("shuffled.pt") as archive:
         place = max(archive.infolist(), key=lambda member: member.file_size).header_offset + 1000
     Path("flipped.pt").write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1:])
-    refuses_all("convert", model=[convert.find_model("shuffled")])
+    refuses_all("convert", model=[convert.find_model("shuffled")], state=checkpoint["model"], convert=convert,
+                sizes=checkpoint["model_args"], one=torch.ones, pt=pt)
     check("the existing file is unchanged", Path("shuffled.pt").read_bytes() == before)
-    check("a refused conversion writes nothing", not [*Path().glob("refused*"), *Path().glob("*.tmp")])
 
 
 def check_training():
@@ -230,30 +209,6 @@ def check_gpt2_muon(start, data):
         values = torch.linalg.svdvals(part / (0.2 * C ** 0.5))
         check(f"GPT-2: singular values from {values.min():.2f} to {values.max():.2f}",
               values.max() < 1.3 and values.median() > 0.6)
-
-
-@torch.no_grad()
-def check_memory():
-    """TSSA with memory against its equations, token by token."""
-    model, generator = Tost.from_checkpoint("memory").double(), torch.Generator().manual_seed(3)
-    attention, nh = model.transformer.h[0].attn, model.config.n_head
-    for parameter in attention.parameters():
-        parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.double))
-    a = torch.randn(1, 20, model.config.n_embd, generator=generator, dtype=torch.double)
-    got, w = attention(a), attention.project(a)[0].transpose(0, 1)   # (T,nh,hs)
-    S = N = before = predicted = torch.zeros_like(w[0])
-    D, rows = torch.zeros(nh, 1).double(), []
-    G = torch.zeros(nh, w.size(2), w.size(2)).double()
-    for t, x in enumerate(w):
-        S = S + x ** 2
-        u = (x ** 2 / S).sum(-1, keepdim=True) + x.size(-1) * attention.denom_bias[:, t]
-        pi = torch.softmax(attention.temp * u, 0)
-        N, D, k = N + pi * x ** 2, D + pi, x / x.norm(dim=-1, keepdim=True)
-        G = G + (pi * (x - predicted))[..., None] * before[:, None]
-        before, predicted = k, (G @ k[..., None])[..., 0]
-        rows.append(-x * pi / (1 + N / (D + 1e-8)) + attention.memory_scale.view(nh, -1) * predicted)
-    want = attention.c_proj(torch.stack(rows).flatten(1))
-    check("memory: the recurrence", (got[0] - want).abs().max() <= 1e-4 * want.abs().max())
 
 
 def check_explained():
@@ -324,7 +279,6 @@ def main():
     check_round_trip()
     check_options()
     check_ablation()
-    check_memory()
     if not missing("activations.py", "tiktoken"):
         for run in ("shuffled", "biased", "uniform", "conv", "memory", "no_positions"):
             check_activations(run)

@@ -59,30 +59,25 @@ def succeeds(main, *arguments):
     return out
 
 
-def refuses(texts, main, *arguments, status=1):
-    """The script must fail with this status and print each of the texts, which " | " separates, in one line; argparse,
-    with status 2, prints several."""
-    actual, _, err = call(main, *arguments)
-    check(f"{main.__module__} {' '.join(map(str, arguments))}: status {actual}, expected {status} and '{texts}': {err}",
-          actual == status and (err.count("\n") == 1 or status == 2)
-          and all(text in err for text in texts.split(" | ")))
-
-
 def refuses_all(section, **values):
-    """Runs the cases of a section of script_refusals.txt. values: lists of arguments, or what its expressions use."""
+    """Runs the cases of a section of script_refusals.txt. values: lists of arguments, or what its expressions use. A
+    message must be one line; that of argparse, with status 2, has several."""
     values["read"] = lambda path: Path(path).read_bytes()
     table = Path(__file__).with_name("script_refusals.txt").read_text(encoding="utf-8")
+    assert f"\n# ---- {section} ----\n" in table
     for line in table.partition(f"# ---- {section} ----\n")[2].partition("# ----")[0].splitlines():
         if line.startswith(": "):
             _, path, content = line.split(" ", 2)
             write(path, eval(content, values))
         elif line:
-            status, command, texts = line.split(" | ", 2)
+            wanted, command, *texts = line.split(" | ")
             script, *words = shlex.split(command)
             arguments = [a for word in words for a in
                          (values[word[1:]] if word.startswith("$") else [word.replace("\\n", "\n")])]
             before = set(os.listdir())
-            refuses(texts, importlib.import_module(script.removesuffix(".py")).main, *arguments, status=int(status))
+            status, _, err = call(importlib.import_module(script.removesuffix(".py")).main, *arguments)
+            check(f"{command}: status {status}, expected {wanted} and {texts}: {err}", status == int(wanted)
+                  and (err.count("\n") == 1 or status == 2) and all(text in err for text in texts))
             check(f"{command} writes nothing", set(os.listdir()) == before)
 
 

@@ -1,13 +1,10 @@
 #!/bin/sh
-# test_gpu_bench.sh BINARY: tests dev/bench/gpu.py without a GPU: its error message, runs with made-up programs in place
-# of nvidia-smi, the trainer and its benchmarks. PYTHON: default python3.
+# test_gpu_bench.sh BINARY: tests dev/bench/gpu.py without a GPU, with made-up programs in place of nvidia-smi, the trainer
+# and its benchmarks. PYTHON: default python3.
 . "$(dirname "$0")/../lib.sh"
 
 "$python" -c '' 2>/dev/null || { skip "dev/bench/gpu.py: $python is not Python"; finish; }
 python_path=$("$python" -c 'import sys; print(sys.executable)')
-# A PATH without nvidia-smi, in case the machine has a GPU
-refuses 1 "env PATH=$dir $python_path $repo/dev/bench/gpu.py --out results" "no GPU"
-check "without a GPU: nothing is written" [ ! -e results ]
 
 # ---- made-up programs; `slow` and `broken` name programs that never end or fail ------------------------------------
 mkdir -p built packages/nvidia/cu13/lib

@@ -7,15 +7,12 @@
 mkdir runs runs/empty runs/unfinished
 : >runs/file
 cp straight/log.csv runs/unfinished/
-cp -R straight runs/other
-cp -R straight runs/rates
-cp -R straight runs/broken
+for name in straight other rates broken; do cp -R straight runs/$name; done
 head -c 999 straight/step_00000003/model.safetensors >runs/broken/step_00000006/model.safetensors
 run $tiny --steps 4 --val-every 2 --sample-every 0 --conv 4 --memory 0 --out runs/memory
 run $tiny --steps 3 --val-every 0 --out runs/never
 run --resume --out runs/other --steps 9 --val-data tiny_val_000000.bin --quiet
 run --resume --out runs/rates --steps 7 --lr 0.004 --quiet
-cp -R straight runs/
 run info runs/ --json runs.json
 sed 1,2d stdout >table
 check "info DIR: one line per run: $(cat stdout)" [ "$(awk '{ print $1 }' table | sort | tr '\n' ' ')" = \

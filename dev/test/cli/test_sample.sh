@@ -31,19 +31,15 @@ grep '^{"index": 3,' stdout >first
 sed '4!s/.*//' some.jsonl >one.jsonl
 equals "sample --model straight --prompts one.jsonl --tokens 30 --samples 2 --seed 5" first \
     "a prompt's samples do not depend on the other prompts"
-run sample --model straight --prompt '7 and ' --tokens 3
-check "a prompt that ends in a space gets a note" grep -q 'ends in a space' stderr
 printf '7\n7 \n\n7 and 2 and 3 and 4 and \n' >spaces.txt   # of two groups
-run sample --model straight --prompts spaces.txt --tokens 3
-check "so does the first of a file: $(cat stderr)" [ "$(grep -c 'in line 2 ends in a space' stderr)" -eq 1 ]
-run sample --model straight --prompt '7\n' --tokens 3
-check "a note about \\n in a prompt: $(cat stderr)" [ "$(grep -c -e "--prompt: .* \$'.n'" stderr)" -eq 1 ]
-run sample --model straight --prompt 7 --stop . --stop '\n' --tokens 3
-check "a note about \\n in --stop: $(cat stderr)" [ "$(grep -c -e "--stop: .* \$'.n'" stderr)" -eq 1 ]
 printf '7\n7<|endoftext|>\n<|endoftext|>\n' >ends.txt
-run sample --model straight --prompts ends.txt --tokens 3
-check "a note about <|endoftext|> inside a line: $(cat stderr)" \
-    [ "$(grep -c 'in line 2 has <|endoftext|> inside' stderr)" -eq 1 ]
+printf '7 and ' >space
+short="sample --model straight --tokens 3"
+warns "$short --prompt @space" 'ends in a space'
+warns "$short --prompts spaces.txt" 'in line 2 ends in a space'
+warns "$short --prompt 7\\n" "--prompt: " " \$'\n'"
+warns "$short --prompt 7 --stop . --stop \\n" "--stop: " " \$'\n'"
+warns "$short --prompts ends.txt" 'in line 2 has <|endoftext|> inside'
 run sample --model straight --temperature 0 --tokens 20
 sed '1s/^/<|endoftext|>/' stdout >first
 equals "sample --model straight --temperature 0 --tokens 20 --prompt <|endoftext|>" first \

@@ -26,8 +26,8 @@ check "a vocabulary of one token: a loss of 0, which does not stop the run" \
     [ "$(sed 1,2d v1/log.csv | cut -d, -f1,3,4,6 | tr '\n' ' ')" = "1,$zeros 2,$zeros " ]
 run eval --model v1 --data plain/zeros.bin
 check "a vocabulary of one token: perplexity 1" [ "$(printed perplexity)" = 1.0000 ]
-run $small --block-size 1 --batch 1 --total-batch 1 --steps 2 --save-every 1 --sample-every 1 --data d.bin --out t1
-check "T = 1: a sample after the last step" says 'sample after step 2' stdout
+prints "$small --block-size 1 --batch 1 --total-batch 1 --steps 2 --save-every 1 --sample-every 1 --data d.bin --out t1" \
+    'sample after step 2'
 run sample --model t1 --prompt "longer than one" --tokens 5
 run --resume --out t1 --steps 3 --quiet
 check "T = 1: the run resumes" [ "$(wc -l <t1/log.csv)" -eq 4 ]

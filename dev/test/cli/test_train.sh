@@ -44,8 +44,7 @@ grep -o 'best [0-9.]* after step [0-9]*' stdout | tail -1 >best.line
 prints "info best/best" "after step $(sed 's/.* //' best.line)"
 prints "info best" "nats/token after step 6"
 run sample --model best/best --tokens 4
-run sample --model best --tokens 4
-check "the newest checkpoint, which is the best, is used" grep -q '^best/step_00000006/model.safetensors' stderr
+prints "sample --model best --tokens 4" "best/step_00000006/model.safetensors"   # the newest, which is the best
 prints "$small --lr 0.3 --steps 2 --val-every 1 --save-every 0 --keep-best --out only" "saved      only/best"
 prints "$tiny --steps 50 --val-every 1 --stop-at-val 99 --max-time 1h --out early" \
     "stopped by --stop-at-val after step 1 of 50"

@@ -5,8 +5,6 @@
 . "$(dirname "$0")/../lib.sh"
 OMP_NUM_THREADS=2
 
-same() { cmp "$1" "$2" >/dev/null; }
-
 # ---- Inputs and output -----------------------------------------------------------------------------------------------
 
 {
@@ -25,10 +23,10 @@ tost vocab --size 290 --out d.bpe - <web.jsonl >/dev/null
 sed 's/"text"/"content"/' web.jsonl >content.json
 run vocab --size 290 --out g.bpe --text-field content content.json
 run vocab --size 290 --out e.bpe web.jsonl
-check "text and JSONL give the same" same a.bpe b.bpe
-check "text on stdin gives the same" same a.bpe c.bpe
-check "JSONL on stdin gives the same" same d.bpe e.bpe
-check "another field of JSONL with another name gives the same" same g.bpe e.bpe
+check "text and JSONL give the same" cmp -s a.bpe b.bpe
+check "text on stdin gives the same" cmp -s a.bpe c.bpe
+check "JSONL on stdin gives the same" cmp -s d.bpe e.bpe
+check "another field of JSONL with another name gives the same" cmp -s g.bpe e.bpe
 prints "vocab --size 9999 --out f.bpe web.txt" "--size 9999: merges that occur 10 times" "f.bpe: 292 tokens"
 { yes ab | head -n 10; yes cd | head -n 9; } >rare.txt
 prints "vocab --size 259 --out rare.bpe rare.txt" "merges that occur 10 times or more in the text: 1; give --size 258,"
@@ -39,12 +37,11 @@ check "--size 257 has no merges" [ "$(cat bytes.bpe)" = '#version: 0.2' ]
 
 # The next commands take it
 run tokenize --tokenizer a.bpe --val-frac 0 --out mine "$repo/LICENSE"
-run --data mine_train_000000.bin --layers 1 --heads 1 --channels 8 --block-size 8 --batch 2 --total-batch 16 --steps 1 \
-    --out run
-check "the model has its tokens: $(grep vocab stdout)" says 290 stdout
+prints "--data mine_train_000000.bin --layers 1 --heads 1 --channels 8 --block-size 8 --batch 2 --total-batch 16 --steps 1
+    --out run" 290
 for model in run run/step_00000001; do
     run tokenize --tokenizer $model --val-frac 0 --out of_run "$repo/LICENSE"
-    check "tokenize takes the tokenizer of $model" same of_run_train_000000.bin mine_train_000000.bin
+    check "tokenize takes the tokenizer of $model" cmp -s of_run_train_000000.bin mine_train_000000.bin
     rm of_run_*
 done
 

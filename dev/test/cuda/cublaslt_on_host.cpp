@@ -182,9 +182,7 @@ int cublaslt_on_host_live(void) { return live_handles; }
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return create(handle, {}); }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { return destroy(h); }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
-                                        cudaDataType scale) {
-    NEED(scale == CUDA_R_32F, "alpha and beta must be float32");
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute, cudaDataType) {
     return create(desc, {compute, {false, false}, CUBLASLT_EPILOGUE_DEFAULT, nullptr});
 }
 

@@ -9,7 +9,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <set>
 #include <vector>
 
 #include <unistd.h>
@@ -54,8 +53,7 @@ struct Runtime {
     std::vector<std::pair<char*, size_t>> redzones;
     size_t used = 0;
     std::vector<std::unique_ptr<CudaOnHostStream>> streams;  // including destroyed ones, to which events may refer
-    std::set<CudaOnHostEvent*> events;
-    std::set<CudaOnHostGraph*> graphs;
+    int events = 0, graphs = 0;   // that exist
     CudaOnHostStream default_stream;
     cudaError_t last_error = cudaSuccess;
     int captures = 0, device_index = 0;
@@ -96,10 +94,6 @@ CudaOnHostStream* stream_of(const char* call, cudaStream_t s) {
     for (auto& known : runtime.streams)
         if (known.get() == s && s->alive) return s;
     cuda_on_host_die("%s: no such stream", call);
-}
-
-void check_event(const char* call, cudaEvent_t e) {
-    if (!runtime.events.count(e)) cuda_on_host_die("%s: no such event", call);
 }
 
 bool is_prompt(const CudaOnHostStream* s) { return s->prompt || !runtime.options.late; }
@@ -197,8 +191,8 @@ bool cuda_on_host_capturing(void) { return runtime.captures > 0; }
 int cuda_on_host_live(void) {
     int streams = 0;
     for (auto& s : runtime.streams) streams += s->alive;
-    return (int)(runtime.device.size() + runtime.pinned.size() + runtime.events.size() + runtime.graphs.size()) +
-           streams + cublaslt_on_host_live();
+    return (int)(runtime.device.size() + runtime.pinned.size()) + runtime.events + runtime.graphs + streams +
+           cublaslt_on_host_live();
 }
 
 void cuda_on_host_poison(void* device, size_t bytes) {
@@ -326,7 +320,6 @@ cudaError_t cudaFree(void* p) {
 
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     if (bytes == 0) return cudaSuccess;
-    if (!dst || !src) cuda_on_host_die("cudaMemcpyAsync: a null pointer");
     const bool from = find_allocation(runtime.device, src), to = find_allocation(runtime.device, dst);
     const cudaMemcpyKind found = from ? (to ? cudaMemcpyDeviceToDevice : cudaMemcpyDeviceToHost)
                                       : (to ? cudaMemcpyHostToDevice : cudaMemcpyHostToHost);
@@ -386,7 +379,6 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    if (!stream) cuda_on_host_die("cudaStreamDestroy of the default stream");
     wait_for("cudaStreamDestroy", stream_of("cudaStreamDestroy", stream));
     stream->alive = false;
     return cudaSuccess;
@@ -398,19 +390,18 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-    *event = *runtime.events.insert(new CudaOnHostEvent()).first;
+    *event = new CudaOnHostEvent();
+    runtime.events++;
     return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    check_event("cudaEventDestroy", event);
-    runtime.events.erase(event);
+    runtime.events--;
     delete event;
     return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    check_event("cudaEventRecord", event);
     CudaOnHostStream* s = stream_of("cudaEventRecord", stream);
     if (s->capture) cuda_on_host_die("cudaEventRecord in a capture");
     *event = {s, s->queued};
@@ -418,19 +409,16 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    check_event("cudaEventSynchronize", event);
     if (event->stream) run_until(event->stream, event->mark);
     return cudaSuccess;
 }
 
 // A host that asks again and again lets all streams make progress.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    check_event("cudaEventQuery", event);
     return !event->stream || try_until(event->stream, event->mark) ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-    check_event("cudaStreamWaitEvent", event);
     CudaOnHostStream* s = stream_of("cudaStreamWaitEvent", stream);
     const CudaOnHostEvent e = *event;
     if (!e.stream) return cudaSuccess;
@@ -445,16 +433,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     NEED_DEVICE();
     CudaOnHostStream* s = stream_of("cudaStreamBeginCapture", stream);
-    if (!stream) cuda_on_host_die("cudaStreamBeginCapture of the default stream");
-    if (s->capture) cuda_on_host_die("cudaStreamBeginCapture of a capturing stream");
-    s->capture = *runtime.graphs.insert(new CudaOnHostGraph()).first;
+    s->capture = new CudaOnHostGraph();
+    runtime.graphs++;
     runtime.captures++;
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     CudaOnHostStream* s = stream_of("cudaStreamEndCapture", stream);
-    if (!s->capture) cuda_on_host_die("cudaStreamEndCapture of a stream that is not capturing");
     *graph = s->capture;
     s->capture = nullptr;
     runtime.captures--;
@@ -464,13 +450,12 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
     NEED_DEVICE();
-    if (!runtime.graphs.count(graph)) cuda_on_host_die("cudaGraphInstantiate: no such graph");
-    *exec = *runtime.graphs.insert(new CudaOnHostGraph(*graph)).first;
+    *exec = new CudaOnHostGraph(*graph);
+    runtime.graphs++;
     return cudaSuccess;
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-    if (!runtime.graphs.count(exec)) cuda_on_host_die("cudaGraphLaunch: no such graph");
     const std::vector<Work> nodes = exec->nodes;
     enqueue(stream_of("cudaGraphLaunch", stream), [nodes] {
         for (const Work& node : nodes) node();
@@ -479,7 +464,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-    if (!runtime.graphs.erase(graph)) cuda_on_host_die("cudaGraphDestroy: no such graph");
+    runtime.graphs--;
     delete graph;
     return cudaSuccess;
 }
