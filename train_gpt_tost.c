@@ -330,17 +330,17 @@ static double* tssa_scratch(const Tssa* args) {   // of the calling thread
 }
 
 // Copies the sums of the range's heads: `width` numbers of each.
-static void tssa_copy(double* dst, const double* src, TssaRange r, int width) {
-    memcpy(dst + r.h0 * width, src + r.h0 * width, (size_t)((r.h1 - r.h0) * width) * sizeof *dst);
+static void tssa_copy(double* dst, const double* src, TssaRange range, int width) {
+    memcpy(dst + range.h0 * width, src + range.h0 * width, (size_t)((range.h1 - range.h0) * width) * sizeof *dst);
 }
 
 // S and u. HS is a parameter so that it can be a constant (TSSA_STAGE below).
-ALWAYS_INLINE void tssa_energy_forward_heads(const Tssa* args, TssaRange r, const int HS) {
-    double* S = tssa_state(args, args->state, r.b).S;
-    if (args->saved) tssa_copy(tssa_saved(args, r.b, r.t0).S, S, r, HS);
-    for (int t = r.t0; t < r.t1; t++) {
-        for (int h = r.h0; h < r.h1; h++) {
-            const float* z = args->z + tssa_row(args, r.b, t, h);
+ALWAYS_INLINE void tssa_energy_forward_heads(const Tssa* args, TssaRange range, const int HS) {
+    double* S = tssa_state(args, args->state, range.b).S;
+    if (args->saved) tssa_copy(tssa_saved(args, range.b, range.t0).S, S, range, HS);
+    for (int t = range.t0; t < range.t1; t++) {
+        for (int h = range.h0; h < range.h1; h++) {
+            const float* z = args->z + tssa_row(args, range.b, t, h);
             double* restrict S_d = S + h * HS;
             double ratios = 0;
             #pragma omp simd reduction(+ : ratios)
@@ -350,7 +350,7 @@ ALWAYS_INLINE void tssa_energy_forward_heads(const Tssa* args, TssaRange r, cons
                 ratios += s / (S_d[d] > TOST_ENERGY_MIN ? S_d[d] : TOST_ENERGY_MIN);
             }
             const double bias = args->denom_bias ? args->denom_bias[(size_t)h * args->block_size + t] : 0;
-            args->u[tssa_head(args, r.b, h) + t] = (float)(ratios + HS * bias);
+            args->u[tssa_head(args, range.b, h) + t] = (float)(ratios + HS * bias);
         }
     }
 }
@@ -358,19 +358,19 @@ ALWAYS_INLINE void tssa_energy_forward_heads(const Tssa* args, TssaRange r, cons
 // Defines stage `name` from name_heads, which is compiled twice: for any HS, and for 8, as 8 doubles fill one vector.
 // With C = 128, forward then takes 1.04 instead of 1.64 ms for 4,096 tokens, backward 2.1 instead of 4.2.
 #define TSSA_STAGE(name) \
-    static void name(const Tssa* args, TssaRange r) { \
-        if (args->HS == 8) name##_heads(args, r, 8); \
-        else name##_heads(args, r, args->HS); \
+    static void name(const Tssa* args, TssaRange range) { \
+        if (args->HS == 8) name##_heads(args, range, 8); \
+        else name##_heads(args, range, args->HS); \
     }
 TSSA_STAGE(tssa_energy_forward)
 
 // Π[h,t] = softmax over h of temp[h] · u[h,t]
-static void tssa_membership_forward(const Tssa* args, TssaRange r) {
+static void tssa_membership_forward(const Tssa* args, TssaRange range) {
     const size_t T = args->T;
     double* e = tssa_scratch(args);   // (NH)
-    for (int t = r.t0; t < r.t1; t++) {
-        const float* u = args->u + tssa_head(args, r.b, 0) + t;   // of head h: u[h * T]
-        float* pi = args->pi + tssa_head(args, r.b, 0) + t;
+    for (int t = range.t0; t < range.t1; t++) {
+        const float* u = args->u + tssa_head(args, range.b, 0) + t;   // of head h: u[h * T]
+        float* pi = args->pi + tssa_head(args, range.b, 0) + t;
         double largest = -INFINITY, sum = 0;
         for (int h = 0; h < args->NH; h++) {
             const double score = (double)args->temp[h] * u[h * T];
@@ -385,21 +385,21 @@ static void tssa_membership_forward(const Tssa* args, TssaRange r) {
 }
 
 // N, D and y
-static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
+static void tssa_statistics_forward(const Tssa* args, TssaRange range) {
     const int HS = args->HS;
-    const TssaState sums = tssa_state(args, args->state, r.b);
+    const TssaState sums = tssa_state(args, args->state, range.b);
     double* D = tssa_scratch(args);   // (NH), a copy: in `state`, heads of several threads share a cache line
-    tssa_copy(D, sums.D, r, 1);
+    tssa_copy(D, sums.D, range, 1);
     if (args->saved) {
-        tssa_copy(tssa_saved(args, r.b, r.t0).N, sums.N, r, HS);
-        tssa_copy(tssa_saved(args, r.b, r.t0).D, D, r, 1);
+        tssa_copy(tssa_saved(args, range.b, range.t0).N, sums.N, range, HS);
+        tssa_copy(tssa_saved(args, range.b, range.t0).D, D, range, 1);
     }
-    for (int t = r.t0; t < r.t1; t++) {
-        for (int h = r.h0; h < r.h1; h++) {
-            const float* z = args->z + tssa_row(args, r.b, t, h);
-            float* restrict y = args->y + tssa_row(args, r.b, t, h);
+    for (int t = range.t0; t < range.t1; t++) {
+        for (int h = range.h0; h < range.h1; h++) {
+            const float* z = args->z + tssa_row(args, range.b, t, h);
+            float* restrict y = args->y + tssa_row(args, range.b, t, h);
             double* restrict N_d = sums.N + h * HS;
-            const double pi = args->pi[tssa_head(args, r.b, h) + t];
+            const double pi = args->pi[tssa_head(args, range.b, h) + t];
             D[h] += pi;
             const double M = D[h] + TOST_MASS_EPS;
             for (int d = 0; d < HS; d++) {   // y = -z Π M / (M + N)
@@ -408,7 +408,7 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
             }
         }
     }
-    tssa_copy(sums.D, D, r, 1);
+    tssa_copy(sums.D, D, range, 1);
 }
 
 // Sets u, Π, y and `saved`, and advances the state by these tokens. T = 1 is a decode step. The first stage uses no
@@ -439,22 +439,22 @@ static void tssa_forward(const Tssa* args) {
 
 // Through y, N and D. Sets dz; adds to dpi, which on entry holds the memory's part of dΠ, or 0. Recomputes N and D
 // forward in time and stores g, dD and Π/M; then goes backward in time for RN and RD.
-ALWAYS_INLINE void tssa_statistics_backward_heads(const Tssa* args, TssaRange r, const int HS) {
+ALWAYS_INLINE void tssa_statistics_backward_heads(const Tssa* args, TssaRange range, const int HS) {
     const int C = args->C, NH = args->NH;
-    const TssaState adjoint = tssa_state(args, args->adjoint, r.b);   // N, D: RN, RD of the tokens that follow
+    const TssaState adjoint = tssa_state(args, args->adjoint, range.b);   // N, D: RN, RD of the tokens that follow
     double* N = tssa_scratch(args);                           // (C), followed by
     double* D = N + C;                                        // (NH)
     double* g = D + NH;                                       // (TSSA_BLOCK,C)
     double* dD = g + TSSA_BLOCK * (size_t)C;                  // (TSSA_BLOCK,NH)
     double* pi_over_M = dD + TSSA_BLOCK * (size_t)NH;         // (TSSA_BLOCK,NH)
-    memcpy(N, tssa_saved(args, r.b, r.t0).N, (C + NH) * sizeof *N);   // and D, which follows N
-    for (int t = r.t0; t < r.t1; t++) {
-        for (int h = r.h0; h < r.h1; h++) {
-            const int i = (t - r.t0) * NH + h;
-            const float *z = args->z + tssa_row(args, r.b, t, h), *dy = args->dy + tssa_row(args, r.b, t, h);
+    memcpy(N, tssa_saved(args, range.b, range.t0).N, (C + NH) * sizeof *N);   // and D, which follows N
+    for (int t = range.t0; t < range.t1; t++) {
+        for (int h = range.h0; h < range.h1; h++) {
+            const int i = (t - range.t0) * NH + h;
+            const float *z = args->z + tssa_row(args, range.b, t, h), *dy = args->dy + tssa_row(args, range.b, t, h);
             double *restrict N_d = N + h * HS, *restrict g_d = g + (size_t)i * HS;
             double dD_h = 0;
-            const double pi = args->pi[tssa_head(args, r.b, h) + t];
+            const double pi = args->pi[tssa_head(args, range.b, h) + t];
             D[h] += pi;
             const double inverse = 1.0 / (D[h] + TOST_MASS_EPS);   // 1/M
             #pragma omp simd reduction(+ : dD_h)
@@ -469,14 +469,14 @@ ALWAYS_INLINE void tssa_statistics_backward_heads(const Tssa* args, TssaRange r,
         }
     }
     double* RD = D;   // D is no longer needed
-    tssa_copy(RD, adjoint.D, r, 1);
-    for (int t = r.t1 - 1; t >= r.t0; t--) {
-        for (int h = r.h0; h < r.h1; h++) {
-            const int i = (t - r.t0) * NH + h;
-            const float *z = args->z + tssa_row(args, r.b, t, h), *dy = args->dy + tssa_row(args, r.b, t, h);
-            float* restrict dz = args->dz + tssa_row(args, r.b, t, h);
+    tssa_copy(RD, adjoint.D, range, 1);
+    for (int t = range.t1 - 1; t >= range.t0; t--) {
+        for (int h = range.h0; h < range.h1; h++) {
+            const int i = (t - range.t0) * NH + h;
+            const float *z = args->z + tssa_row(args, range.b, t, h), *dy = args->dy + tssa_row(args, range.b, t, h);
+            float* restrict dz = args->dz + tssa_row(args, range.b, t, h);
             const double* restrict g_d = g + (size_t)i * HS;
-            const double pi_over_M_i = pi_over_M[i], pi = args->pi[tssa_head(args, r.b, h) + t];
+            const double pi_over_M_i = pi_over_M[i], pi = args->pi[tssa_head(args, range.b, h) + t];
             double* restrict RN = adjoint.N + h * HS;
             double dpi = 0;
             #pragma omp simd reduction(+ : dpi)
@@ -487,20 +487,21 @@ ALWAYS_INLINE void tssa_statistics_backward_heads(const Tssa* args, TssaRange r,
                 dz[d] = (float)(pi * (2.0 * z[d] * RN[d] - dy[d] * g_d[d]));
             }
             RD[h] += dD[i];
-            float* dpi_t = args->dpi + tssa_head(args, r.b, h) + t;
+            float* dpi_t = args->dpi + tssa_head(args, range.b, h) + t;
             *dpi_t = (float)(*dpi_t + dpi + RD[h]);
         }
     }
-    tssa_copy(adjoint.D, RD, r, 1);
+    tssa_copy(adjoint.D, RD, range, 1);
 }
 TSSA_STAGE(tssa_statistics_backward)
 
 // From dΠ to dscore
-static void tssa_membership_backward(const Tssa* args, TssaRange r) {
+static void tssa_membership_backward(const Tssa* args, TssaRange range) {
     const size_t T = args->T;
-    for (int t = r.t0; t < r.t1; t++) {
-        const float *pi = args->pi + tssa_head(args, r.b, 0) + t, *dpi = args->dpi + tssa_head(args, r.b, 0) + t;
-        float* dscore = args->dscore + tssa_head(args, r.b, 0) + t;
+    for (int t = range.t0; t < range.t1; t++) {
+        const float* pi = args->pi + tssa_head(args, range.b, 0) + t;
+        const float* dpi = args->dpi + tssa_head(args, range.b, 0) + t;
+        float* dscore = args->dscore + tssa_head(args, range.b, 0) + t;
         double mean = 0;
         for (int h = 0; h < args->NH; h++) mean += (double)pi[h * T] * dpi[h * T];
         for (int h = 0; h < args->NH; h++) dscore[h * T] = (float)(pi[h * T] * (dpi[h * T] - mean));
@@ -509,22 +510,22 @@ static void tssa_membership_backward(const Tssa* args, TssaRange r) {
 
 // Through u and S: dz +=. Recomputes S forward in time, then goes backward in time for RS. S[0] is the sum before the
 // block, and S[i + 1] that with its token i; only the channels of the range's heads are used.
-static void tssa_energy_backward(const Tssa* args, TssaRange r) {
-    const int C = args->C, HS = args->HS, at = r.h0 * HS, width = (r.h1 - r.h0) * HS;
-    double* RS = tssa_state(args, args->adjoint, r.b).S;
+static void tssa_energy_backward(const Tssa* args, TssaRange range) {
+    const int C = args->C, HS = args->HS, at = range.h0 * HS, width = (range.h1 - range.h0) * HS;
+    double* RS = tssa_state(args, args->adjoint, range.b).S;
     double* S = tssa_scratch(args);   // (TSSA_BLOCK+1,C)
-    memcpy(S + at, tssa_saved(args, r.b, r.t0).S + at, width * sizeof *S);
-    for (int t = r.t0; t < r.t1; t++) {
-        const float* z = args->z + tssa_row(args, r.b, t, r.h0);
-        double *restrict S_t = S + (size_t)(t - r.t0) * C + at, *restrict S_next = S_t + C;
+    memcpy(S + at, tssa_saved(args, range.b, range.t0).S + at, width * sizeof *S);
+    for (int t = range.t0; t < range.t1; t++) {
+        const float* z = args->z + tssa_row(args, range.b, t, range.h0);
+        double *restrict S_t = S + (size_t)(t - range.t0) * C + at, *restrict S_next = S_t + C;
         for (int c = 0; c < width; c++) S_next[c] = S_t[c] + (double)z[c] * z[c];
     }
-    for (int t = r.t1 - 1; t >= r.t0; t--) {
-        for (int h = r.h0; h < r.h1; h++) {
-            const float* z = args->z + tssa_row(args, r.b, t, h);
-            float* restrict dz = args->dz + tssa_row(args, r.b, t, h);
-            const double* restrict S_d = S + (size_t)(t - r.t0 + 1) * C + h * HS;
-            const double du = (double)args->temp[h] * args->dscore[tssa_head(args, r.b, h) + t];
+    for (int t = range.t1 - 1; t >= range.t0; t--) {
+        for (int h = range.h0; h < range.h1; h++) {
+            const float* z = args->z + tssa_row(args, range.b, t, h);
+            float* restrict dz = args->dz + tssa_row(args, range.b, t, h);
+            const double* restrict S_d = S + (size_t)(t - range.t0 + 1) * C + h * HS;
+            const double du = (double)args->temp[h] * args->dscore[tssa_head(args, range.b, h) + t];
             double* restrict RS_d = RS + h * HS;
             for (int d = 0; d < HS; d++) {
                 const bool above = S_d[d] > TOST_ENERGY_MIN;

@@ -214,22 +214,22 @@ const TostRecipe tost_presets[] = {
 
 // ---- Checkpoints ----
 
-void recipe_free(TostRecipe* r) {
-    for (int i = 0; i < RECIPE_ROWS; i++) setting_clear(r, &recipe_table[i]);
+void recipe_free(TostRecipe* recipe) {
+    for (int i = 0; i < RECIPE_ROWS; i++) setting_clear(recipe, &recipe_table[i]);
 }
 
-void recipe_fill(TostRecipe* r, const TostRecipe* preset) {
+void recipe_fill(TostRecipe* recipe, const TostRecipe* preset) {
     static const size_t size[] = {
         [FLAG] = sizeof(bool), [INT] = sizeof(int), [CHOICE] = sizeof(int), [INT64] = sizeof(int64_t),
         [REAL] = sizeof(double), [STRING] = sizeof(char*), [LIST] = sizeof(StringList)};
     for (int i = 0; i < RECIPE_ROWS; i++) {
         const Setting* row = &recipe_table[i];
-        if (!recipe_given(r, (RecipeRow)i)) memcpy(field_of(r, row), field_of(preset, row), size[row->kind]);
+        if (!recipe_given(recipe, (RecipeRow)i)) memcpy(field_of(recipe, row), field_of(preset, row), size[row->kind]);
     }
 }
 
-TostRecipe recipe_copy(const TostRecipe* r) {
-    TostRecipe copy = *r;
+TostRecipe recipe_copy(const TostRecipe* recipe) {
+    TostRecipe copy = *recipe;
     for (const Setting* row = recipe_table; row < recipe_table + RECIPE_ROWS; row++) {
         void* field = field_of(&copy, row);
         if (row->kind == STRING && *(char**)field) *(char**)field = xstrdup(*(char**)field);
@@ -248,19 +248,19 @@ static int saved_row(const char* key) {
     return i;
 }
 
-KeyValues recipe_write(const TostRecipe* r) {
+KeyValues recipe_write(const TostRecipe* recipe) {
     KeyValues saved = {0};
     for (int i = 0; i < RECIPE_ROWS; i++) {
-        char* value = is_saved(&recipe_table[i]) ? setting_text(r, &recipe_table[i]) : NULL;
+        char* value = is_saved(&recipe_table[i]) ? setting_text(recipe, &recipe_table[i]) : NULL;
         if (value) key_values_add(&saved, xstrdup(recipe_table[i].name), value);
     }
     return saved;
 }
 
 // Fails if the value of a setting differs from that of a file or run.
-static bool check_same(const TostRecipe* r, int i, const char* loaded, const char* where, TostError* err) {
+static bool check_same(const TostRecipe* recipe, int i, const char* loaded, const char* where, TostError* err) {
     const Setting* row = &recipe_table[i];
-    char* value = setting_text(r, row);
+    char* value = setting_text(recipe, row);
     const bool same = strcmp(value, loaded) == 0;
     if (!same)
         tost_error(err, "--%s %.200s differs from %.200s in %.500s: leave it out%s%s", row->name, value, loaded, where,
@@ -271,29 +271,29 @@ static bool check_same(const TostRecipe* r, int i, const char* loaded, const cha
 }
 
 // Sets a setting to its saved text; false if that is malformed.
-static bool read_setting(TostRecipe* r, const Setting* row, const char* saved, TostError* err) {
+static bool read_setting(TostRecipe* recipe, const Setting* row, const char* saved, TostError* err) {
     char *copy = xstrdup(saved), *rest = copy;
     bool ok = true;
-    setting_clear(r, row);
+    setting_clear(recipe, row);
     if (row->kind == FLAG && strcmp(saved, "1") != 0) ok = tost_error(err, "--%s '%.200s' is not 1", row->name, saved);
     else if (row->kind == LIST) for (char* value; ok && (value = strsep(&rest, separator));)
-        ok = setting_parse(r, row, value, err);
-    else ok = setting_parse(r, row, saved, err);
+        ok = setting_parse(recipe, row, value, err);
+    else ok = setting_parse(recipe, row, saved, err);
     free(copy);
     return ok;
 }
 
-bool recipe_read(TostRecipe* r, const KeyValues* saved, const char* file, TostError* err) {
+bool recipe_read(TostRecipe* recipe, const KeyValues* saved, const char* file, TostError* err) {
     for (const KeyValue* e = saved->entry; e < saved->entry + saved->count; e++) {
         const int i = saved_row(e->key);
         if (i == RECIPE_ROWS) continue;
         const Setting* row = &recipe_table[i];
-        const bool given = recipe_given(r, (RecipeRow)i);
-        if (given && row->saved == FIXED && !check_same(r, i, e->value, file, err)) return false;
-        if (!given && !read_setting(r, row, e->value, err))
+        const bool given = recipe_given(recipe, (RecipeRow)i);
+        if (given && row->saved == FIXED && !check_same(recipe, i, e->value, file, err)) return false;
+        if (!given && !read_setting(recipe, row, e->value, err))
             return tost_error(err, "%s: __metadata__ 'option.%s': %s: the file is damaged; use another checkpoint",
                               file, e->key, err->text);
-        r->given |= (uint64_t)1 << i;
+        recipe->given |= (uint64_t)1 << i;
     }
     return true;
 }
@@ -305,12 +305,12 @@ static bool is_ignored(const KeyValue* e) {
         && !strstr(defaults, text_line(" %s=%s ", e->key, e->value).text);
 }
 
-TextLine recipe_changed(const TostRecipe* r, const KeyValues* saved) {
+TextLine recipe_changed(const TostRecipe* recipe, const KeyValues* saved) {
     TextLine all = {""};
     for (const KeyValue* e = saved->entry; e < saved->entry + saved->count; e++) {
         const int i = saved_row(e->key);
         const Setting* row = i < RECIPE_ROWS ? &recipe_table[i] : NULL;
-        char* value = row && row->saved == OVERRIDABLE ? setting_text(r, row) : NULL;
+        char* value = row && row->saved == OVERRIDABLE ? setting_text(recipe, row) : NULL;
         if (value ? strcmp(value, e->value) != 0 : is_ignored(e)) {
             char *before = shown_value(e->value), *now = shown_value(value ? value : e->value);
             all = text_line("%s%s--%s %s %s%s", all.text, all.text[0] ? ", " : "", e->key, now,
@@ -335,13 +335,13 @@ bool recipe_check_pass(int batch, int seq, int chunk, TostError* err) {
                                          "--batch, --seq or --chunk", batch, length, (long long)pass, INT_MAX);
 }
 
-TostEngineOptions recipe_engine(const TostRecipe* r, int max_batch, int seq, int parts, TostComm* comm) {
+TostEngineOptions recipe_engine(const TostRecipe* recipe, int max_batch, int seq, int parts, TostComm* comm) {
     const bool training = parts > 0;
-    const int max_chunk = r->chunk && r->chunk < seq ? r->chunk : seq;
+    const int max_chunk = recipe->chunk && recipe->chunk < seq ? recipe->chunk : seq;
     return (TostEngineOptions){.max_batch = max_batch, .max_chunk = max_chunk, .training = training,
-                               .states = chunks_states(seq, max_chunk, training), .dtype = (TostDtype)r->dtype,
-                               .threads = r->threads, .comm = comm, .parts = parts,
-                               .optimizer = training ? (TostOptimizer)r->optimizer : TOST_ADAMW};
+                               .states = chunks_states(seq, max_chunk, training), .dtype = (TostDtype)recipe->dtype,
+                               .threads = recipe->threads, .comm = comm, .parts = parts,
+                               .optimizer = training ? (TostOptimizer)recipe->optimizer : TOST_ADAMW};
 }
 
 // The parts of each rank are a power of two, so that their sum is a subtree of that of one rank (ranks/slices.h).
@@ -352,52 +352,54 @@ static bool check_parts(int parts, int ranks, TostError* err) {
                       "one rank", parts, ranks, ranks);
 }
 
-bool recipe_derive(TostRecipe* r, int ranks, bool resumed, TostError* err) {
-    const TostRecipe* preset = &tost_presets[r->preset];
-    const int block = r->config.block_size;
-    if (!recipe_given(r, RECIPE_seq)) r->seq = block == preset->config.block_size ? preset->seq : block;
-    if (r->seq > block) return tost_error(err, "--seq %d is longer than the block size %d", r->seq, block);
+bool recipe_derive(TostRecipe* recipe, int ranks, bool resumed, TostError* err) {
+    const TostRecipe* preset = &tost_presets[recipe->preset];
+    const int block = recipe->config.block_size;
+    if (!recipe_given(recipe, RECIPE_seq)) recipe->seq = block == preset->config.block_size ? preset->seq : block;
+    if (recipe->seq > block) return tost_error(err, "--seq %d is longer than the block size %d", recipe->seq, block);
 
     // A checkpoint without the option is of one part.
-    if (!recipe_given(r, RECIPE_parts)) r->parts = resumed ? 1 : ranks;
-    if (!check_parts(r->parts, ranks, err)) return false;
-    const bool total_given = recipe_given(r, RECIPE_total_batch);   // otherwise, batch and total_batch are defaults
-    const int64_t part_seq = (int64_t)r->seq * r->parts;
-    int64_t wanted = r->total_batch;
-    if (!recipe_given(r, RECIPE_batch) && (total_given || r->parts > 1 || wanted != preset->total_batch)) {
-        if (!total_given && r->parts > 1) wanted = (wanted + part_seq - 1) / part_seq * part_seq;
-        while (wanted % part_seq == 0 && wanted / part_seq % r->batch != 0) r->batch--;
+    if (!recipe_given(recipe, RECIPE_parts)) recipe->parts = resumed ? 1 : ranks;
+    if (!check_parts(recipe->parts, ranks, err)) return false;
+    const bool total_given = recipe_given(recipe, RECIPE_total_batch);   // otherwise, total_batch is a default
+    const int64_t part_seq = (int64_t)recipe->seq * recipe->parts;
+    int64_t wanted = recipe->total_batch;
+    if (!recipe_given(recipe, RECIPE_batch) && (total_given || recipe->parts > 1 || wanted != preset->total_batch)) {
+        if (!total_given && recipe->parts > 1) wanted = (wanted + part_seq - 1) / part_seq * part_seq;
+        while (wanted % part_seq == 0 && wanted / part_seq % recipe->batch != 0) recipe->batch--;
     }
-    if (!recipe_check_pass(r->batch, r->seq, 0, err)) return false;
-    const int64_t pass = r->batch * part_seq, passes = wanted / pass, rest = wanted % pass;
-    if (!total_given) r->total_batch = (passes + (rest > 0)) * pass;
+    if (!recipe_check_pass(recipe->batch, recipe->seq, 0, err)) return false;
+    const int64_t pass = recipe->batch * part_seq, passes = wanted / pass, rest = wanted % pass;
+    if (!total_given) recipe->total_batch = (passes + (rest > 0)) * pass;
     else if (rest != 0)
         return tost_error(err, "--total-batch %lld is not a multiple of batch × seq × parts = %d × %d × %d: %s",
-                          (long long)wanted, r->batch, r->seq, r->parts, resumed ? "leave out --batch and --parts"
-                          : text_line("use %lld", (long long)((passes + 1) * pass)).text);
+                          (long long)wanted, recipe->batch, recipe->seq, recipe->parts,
+                          resumed ? "leave out --batch and --parts"
+                                  : text_line("use %lld", (long long)((passes + 1) * pass)).text);
     return true;
 }
 
-bool recipe_set_config(TostRecipe* r, const TostConfig* config, int ranks, bool resumed, const char* file,
+bool recipe_set_config(TostRecipe* recipe, const TostConfig* config, int ranks, bool resumed, const char* file,
                         TostError* err) {
-    const TostRecipe before = *r;
+    const TostRecipe before = *recipe;
     bool same = true;
-    r->config = *config;
-    if (!resumed && !config->conv && recipe_given(r, RECIPE_conv)) r->config.conv = before.config.conv;
-    if (!resumed && !config->memory && recipe_given(r, RECIPE_memory)) r->config.memory = before.config.memory;
+    recipe->config = *config;
+    if (!resumed && !config->conv && recipe_given(recipe, RECIPE_conv)) recipe->config.conv = before.config.conv;
+    if (!resumed && !config->memory && recipe_given(recipe, RECIPE_memory))
+        recipe->config.memory = before.config.memory;
     for (int i = 0; i < RECIPE_SIZES && same; i++) {
-        if (!recipe_given(r, (RecipeRow)i)) continue;
-        char* loaded = setting_text(r, &recipe_table[i]);
+        if (!recipe_given(recipe, (RecipeRow)i)) continue;
+        char* loaded = setting_text(recipe, &recipe_table[i]);
         same = check_same(&before, i, loaded, file, err);
         free(loaded);
     }
-    return same && (recipe_derive(r, ranks, resumed, err)
+    return same && (recipe_derive(recipe, ranks, resumed, err)
                     || tost_error(err, "%s; defaults are from %s", err->text, file));
 }
 
-void recipe_set_samples(TostRecipe* r, uint64_t samples) {
-    const int64_t warmup = tost_presets[r->preset].warmup;
-    if (r->epochs > 0)
-        r->steps = (int64_t)fmin(TOST_MAX_COUNT, ceil(r->epochs * (double)samples * r->seq / (double)r->total_batch));
-    if (!recipe_given(r, RECIPE_warmup)) r->warmup = warmup < r->steps / 10 ? warmup : r->steps / 10;
+void recipe_set_samples(TostRecipe* recipe, uint64_t samples) {
+    const int64_t usual = tost_presets[recipe->preset].warmup;
+    const double tokens = recipe->epochs * (double)samples * recipe->seq;
+    if (recipe->epochs > 0) recipe->steps = (int64_t)fmin(TOST_MAX_COUNT, ceil(tokens / (double)recipe->total_batch));
+    if (!recipe_given(recipe, RECIPE_warmup)) recipe->warmup = usual < recipe->steps / 10 ? usual : recipe->steps / 10;
 }

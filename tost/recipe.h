@@ -203,35 +203,36 @@ _Static_assert((int)RECIPE_ROWS <= 64, "TostRecipe.given has a bit for each row"
 extern const Setting recipe_table[RECIPE_ROWS];
 
 // Whether the value is from the user or from the run of --resume or --init; otherwise it is a default.
-static inline bool recipe_given(const TostRecipe* r, RecipeRow row) { return r->given >> row & 1; }
+static inline bool recipe_given(const TostRecipe* recipe, RecipeRow row) { return recipe->given >> row & 1; }
 
-static inline Schedule schedule_of(const TostRecipe* r) {
-    return (Schedule){(ScheduleKind)r->schedule, r->steps, r->warmup, r->lr, r->min_lr_frac, r->decay_frac};
+static inline Schedule schedule_of(const TostRecipe* recipe) {
+    return (Schedule){(ScheduleKind)recipe->schedule, recipe->steps, recipe->warmup, recipe->lr, recipe->min_lr_frac,
+                      recipe->decay_frac};
 }
 
 extern const TostRecipe tost_presets[];   // in the order of TOST_PRESETS, with all defaults; no strings or lists
 // Sets what is not given to the values of a preset. Strings and lists that are not given must be empty.
-void recipe_fill(TostRecipe* r, const TostRecipe* preset);
-TostRecipe recipe_copy(const TostRecipe* r);
-void recipe_free(TostRecipe* r);
+void recipe_fill(TostRecipe* recipe, const TostRecipe* preset);
+TostRecipe recipe_copy(const TostRecipe* recipe);
+void recipe_free(TostRecipe* recipe);
 
 // The saved settings, as keys and values. key_values_free
-KeyValues recipe_write(const TostRecipe* r);
+KeyValues recipe_write(const TostRecipe* recipe);
 // Reads the settings of a run: those that are not given get the saved values and then count as given. Fails, naming the
 // setting, if a given value differs and is FIXED, or a saved one is malformed. file: where they are saved, for messages
-bool recipe_read(TostRecipe* r, const KeyValues* saved, const char* file, TostError* err);
+bool recipe_read(TostRecipe* recipe, const KeyValues* saved, const char* file, TostError* err);
 // After recipe_read: "--steps 9 instead of 6, …", settings that were changed, or that the file or this version lacks
-TextLine recipe_changed(const TostRecipe* r, const KeyValues* saved);
+TextLine recipe_changed(const TostRecipe* recipe, const KeyValues* saved);
 // Derives sequence length, parts, micro-batch size and tokens per step from the sizes, unless given. Fails if those
 // given do not fit together or on this number of ranks.
-bool recipe_derive(TostRecipe* r, int ranks, bool resumed, TostError* err);
+bool recipe_derive(TostRecipe* recipe, int ranks, bool resumed, TostError* err);
 // Takes the sizes from a model file, then recipe_derive. Fails, naming the setting, if a given size differs; a new run
 // adds the given --conv and --memory to a model without them.
-bool recipe_set_config(TostRecipe* r, const TostConfig* config, int ranks, bool resumed, const char* file,
+bool recipe_set_config(TostRecipe* recipe, const TostConfig* config, int ranks, bool resumed, const char* file,
                         TostError* err);
 // Sets the steps of --epochs for data with this many samples, and the warm-up, unless it is given.
-void recipe_set_samples(TostRecipe* r, uint64_t samples);
+void recipe_set_samples(TostRecipe* recipe, uint64_t samples);
 // batch × seq, or batch × chunk if that is less and not 0, must fit in an int.
 bool recipe_check_pass(int batch, int seq, int chunk, TostError* err);
 // The engine's options for max_batch sequences of seq tokens. parts: of a step on this rank; 0: not for training
-TostEngineOptions recipe_engine(const TostRecipe* r, int max_batch, int seq, int parts, TostComm* comm);
+TostEngineOptions recipe_engine(const TostRecipe* recipe, int max_batch, int seq, int parts, TostComm* comm);

@@ -17,13 +17,13 @@ Rng rng_seeded(uint64_t seed, uint64_t stream) {
     uint64_t x = seed;
     x = splitmix(&x) ^ stream;
     x = splitmix(&x);  // a bijection of stream: no two streams of a seed start at the same x
-    Rng r;
-    for (int i = 0; i < 4; i++) r.s[i] = splitmix(&x);  // not all zero: only one x gives 0
-    return r;
+    Rng rng;
+    for (int i = 0; i < 4; i++) rng.s[i] = splitmix(&x);  // not all zero: only one x gives 0
+    return rng;
 }
 
-uint64_t rng_u64(Rng* r) {
-    uint64_t* s = r->s;
+uint64_t rng_u64(Rng* rng) {
+    uint64_t* s = rng->s;
     uint64_t result = rotl(s[0] + s[3], 23) + s[0];
     uint64_t t = s[1] << 17;
     s[2] ^= s[0];
@@ -35,17 +35,17 @@ uint64_t rng_u64(Rng* r) {
     return result;
 }
 
-double rng_uniform(Rng* r) { return (double)(rng_u64(r) >> 11) * 0x1p-53; }
+double rng_uniform(Rng* rng) { return (double)(rng_u64(rng) >> 11) * 0x1p-53; }
 
-uint64_t rng_below(Rng* r, uint64_t n) {
+uint64_t rng_below(Rng* rng, uint64_t n) {
     uint64_t over = -n % n;  // 2^64 mod n: rejecting that many values leaves a multiple of n
     uint64_t x;
-    do x = rng_u64(r); while (x < over);
+    do x = rng_u64(rng); while (x < over);
     return x % n;
 }
 
-double rng_normal(Rng* r) {
+double rng_normal(Rng* rng) {
     const double two_pi = 6.283185307179586476925287;
-    double radius = sqrt(-2.0 * log(1.0 - rng_uniform(r)));  // 1 - u is in (0, 1]: never log(0)
-    return radius * cos(two_pi * rng_uniform(r));
+    double radius = sqrt(-2.0 * log(1.0 - rng_uniform(rng)));  // 1 - u is in (0, 1]: never log(0)
+    return radius * cos(two_pi * rng_uniform(rng));
 }

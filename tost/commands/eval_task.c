@@ -40,7 +40,7 @@ typedef struct {
     int              max_seq;
 } TaskRun;
 
-static const Example* example_of(const TaskRun* r, const Key* key) { return &r->examples.example[key->index]; }
+static const Example* example_of(const TaskRun* task, const Key* key) { return &task->examples.example[key->index]; }
 
 // ---- Order of processing: examples with contexts of equal length are batched, so that contexts need no padding ----
 
@@ -54,70 +54,70 @@ static int compare_keys(const void* x, const void* y) {
 // Adds choices first … first + choices - 1 of an example. Truncates the context on the left so that it and the longest
 // of them fit in `limit`: the last context token is an input of the scoring pass, since it predicts the first token of
 // each choice; so a sequence has context - 1 + longest positions.
-static bool add_key(TaskRun* r, int index, int first, int choices, TostError* err) {
-    const Example* e = &r->examples.example[index];
+static bool add_key(TaskRun* task, int index, int first, int choices, TostError* err) {
+    const Example* e = &task->examples.example[index];
     int longest = 0;
     for (int i = first; i < first + choices; i++) longest = e->length[i] > longest ? e->length[i] : longest;
-    if (longest > r->limit)
+    if (longest > task->limit)
         return tost_error(err, "%s line %d: a choice of %d tokens, but sequences have at most %d; use a longer --seq "
-                          "or another model", r->o->task, e->line, longest, r->limit);
-    const int room = r->limit - longest + 1, context = e->context < room ? e->context : room;
+                          "or another model", task->o->task, e->line, longest, task->limit);
+    const int room = task->limit - longest + 1, context = e->context < room ? e->context : room;
     // As in lm-evaluation-harness, each choice follows as much of the context as fits with it.
     if (context < e->context && choices > 1) {
         for (int i = first; i < first + choices; i++)
-            if (!add_key(r, index, i, 1, err)) return false;
+            if (!add_key(task, index, i, 1, err)) return false;
         return true;
     }
-    r->key[r->n_keys++] = (Key){choices, context, longest, index, first};
+    task->key[task->n_keys++] = (Key){choices, context, longest, index, first};
     const int seq = context - 1 > longest ? context - 1 : longest;
-    r->max_seq = seq > r->max_seq ? seq : r->max_seq;
+    task->max_seq = seq > task->max_seq ? seq : task->max_seq;
     return true;
 }
 
-static bool plan(TaskRun* r, TostError* err) {
-    const Examples* e = &r->examples;
-    r->single = e->choices == 1;
-    r->score = xcalloc(e->count, sizeof *r->score);
-    r->key = xcalloc(e->count * (size_t)e->choices, sizeof *r->key);
-    r->max_seq = 1;
+static bool plan(TaskRun* task, TostError* err) {
+    const Examples* e = &task->examples;
+    task->single = e->choices == 1;
+    task->score = xcalloc(e->count, sizeof *task->score);
+    task->key = xcalloc(e->count * (size_t)e->choices, sizeof *task->key);
+    task->max_seq = 1;
     for (size_t i = 0; i < e->count; i++)
-        if (!add_key(r, (int)i, 0, e->example[i].choices, err)) return false;
-    qsort(r->key, r->n_keys, sizeof *r->key, compare_keys);
+        if (!add_key(task, (int)i, 0, e->example[i].choices, err)) return false;
+    qsort(task->key, task->n_keys, sizeof *task->key, compare_keys);
     // Default batch: enough rows for efficient matrix products at moderate memory use.
     enum { ROWS = 8192, MAX_BATCH = 64 };
-    const int by_rows = ROWS / r->max_seq < MAX_BATCH ? ROWS / r->max_seq : MAX_BATCH;
-    const int sequences = recipe_given(&r->o->recipe, RECIPE_batch) ? r->o->recipe.batch : by_rows;
-    r->batch = sequences > e->choices ? sequences / e->choices : 1;
-    if ((size_t)r->batch > e->count) r->batch = (int)e->count;
-    return recipe_check_pass(r->batch * e->choices, r->max_seq, 0, err);
+    const int by_rows = ROWS / task->max_seq < MAX_BATCH ? ROWS / task->max_seq : MAX_BATCH;
+    const int sequences = recipe_given(&task->o->recipe, RECIPE_batch) ? task->o->recipe.batch : by_rows;
+    task->batch = sequences > e->choices ? sequences / e->choices : 1;
+    if ((size_t)task->batch > e->count) task->batch = (int)e->count;
+    return recipe_check_pass(task->batch * e->choices, task->max_seq, 0, err);
 }
 
 // Size of the batch that starts with key `first`: contexts of equal length, equal numbers of choices.
-static int batch_size(const TaskRun* r, size_t first) {
+static int batch_size(const TaskRun* task, size_t first) {
     int n = 1;
-    const Key* key = &r->key[first];
-    while (n < r->batch && first + n < r->n_keys && key[n].context == key->context && key[n].choices == key->choices)
-        n++;
+    const Key* key = &task->key[first];
+    while (n < task->batch && first + n < task->n_keys && key[n].context == key->context
+           && key[n].choices == key->choices) n++;
     return n;
 }
 
 // ---- Scoring a batch of n keys ----
 
 // Starts decoding with all but the last token of each context.
-static void read_contexts(const TaskRun* r, const Key* key, int n) {
+static void read_contexts(const TaskRun* task, const Key* key, int n) {
     const int T = key->context - 1;
     int32_t* prompts = xmalloc(((size_t)n * T + 1) * sizeof *prompts);
     for (int i = 0; i < n; i++) {
-        const Example* e = example_of(r, &key[i]);
+        const Example* e = example_of(task, &key[i]);
         memcpy(prompts + (size_t)i * T, e->ids + e->context - key->context, (size_t)T * sizeof *prompts);
     }
-    chunks_begin(&r->model->chunks, n);
-    chunks_read(NULL, &r->model->chunks, prompts, T);
+    chunks_begin(&task->model->chunks, n);
+    chunks_read(NULL, &task->model->chunks, prompts, T);
     free(prompts);
 }
 
 // Inputs: the last context token and all but the last token of the choice; shorter choices are padded.
-static bool score_choices(TaskRun* r, const Key* key, int n) {
+static bool score_choices(TaskRun* task, const Key* key, int n) {
     const int E = key->choices;
     int T = 0;
     for (int i = 0; i < n; i++) T = key[i].longest > T ? key[i].longest : T;
@@ -126,7 +126,7 @@ static bool score_choices(TaskRun* r, const Key* key, int n) {
     double* losses = xmalloc(rows * sizeof *losses);
     for (size_t row = 0; row < rows; row++) targets[row] = -1;
     for (int i = 0; i < n; i++) {
-        const Example* e = example_of(r, &key[i]);
+        const Example* e = example_of(task, &key[i]);
         const uint32_t* ids = e->ids + e->context;
         for (int c = 0; c < key[i].first; c++) ids += e->length[c];
         for (int c = 0; c < E; ids += e->length[key[i].first + c++]) {
@@ -136,11 +136,11 @@ static bool score_choices(TaskRun* r, const Key* key, int n) {
             memcpy(targets + row, ids, length * sizeof *ids);
         }
     }
-    chunks_score(losses, &r->model->chunks, tokens, targets, E, T);
+    chunks_score(losses, &task->model->chunks, tokens, targets, E, T);
     bool finite = true;
     for (size_t row = 0; row < rows; row++) {
         const Key* of = &key[row / T / E];
-        r->score[of->index].nats[of->first + row / T % E] += losses[row];
+        task->score[of->index].nats[of->first + row / T % E] += losses[row];
         finite = finite && isfinite(losses[row]);
     }
     free(tokens);
@@ -150,24 +150,24 @@ static bool score_choices(TaskRun* r, const Key* key, int n) {
 }
 
 // Decodes greedily, starting with the last token of each context. Returns false if the logits are NaN.
-static bool generate_greedily(TaskRun* r, const Key* key, int n) {
-    const int V = r->model->info.config.vocab_size, n_ids = tokenizer_size(r->tokenizer);
-    const int room = r->limit - (key->context - 1);
+static bool generate_greedily(TaskRun* task, const Key* key, int n) {
+    const int V = task->model->info.config.vocab_size, n_ids = tokenizer_size(task->tokenizer);
+    const int room = task->limit - (key->context - 1);
     float* logits = xmalloc((size_t)n * V * sizeof *logits);
     int32_t* tokens = xmalloc((size_t)n * sizeof *tokens);
     int steps = WITHIN;
     bool finite = true;
     for (int i = 0; i < n; i++) {
-        const Example* e = example_of(r, &key[i]);
-        r->score[key[i].index].exact = 1;
+        const Example* e = example_of(task, &key[i]);
+        task->score[key[i].index].exact = 1;
         steps = key[i].longest > steps ? key[i].longest : steps;
         tokens[i] = (int32_t)e->ids[e->context - 1];
     }
     for (int s = 0; s < steps && s < room && finite; s++) {
-        chunks_read(logits, &r->model->chunks, tokens, 1);
+        chunks_read(logits, &task->model->chunks, tokens, 1);
         for (int i = 0; i < n; i++) {
-            const Example* e = example_of(r, &key[i]);
-            Score* out = &r->score[key[i].index];
+            const Example* e = example_of(task, &key[i]);
+            Score* out = &task->score[key[i].index];
             tokens[i] = argmax(logits + (size_t)i * V, n_ids);
             finite = finite && tokens[i] >= 0;
             if (s < WITHIN) out->text[out->written++] = (uint32_t)tokens[i];
@@ -180,35 +180,35 @@ static bool generate_greedily(TaskRun* r, const Key* key, int n) {
 }
 
 // Every byte of the scores was computed by one rank and is 0 on the others.
-static void share_scores(TaskRun* r) {
-    const size_t ranks = (size_t)comm_size(r->model->comm), bytes = r->examples.count * sizeof *r->score;
-    uint8_t *all = xmalloc(ranks * bytes), *own = (uint8_t*)r->score;
-    comm_allgather(r->model->comm, all, own, bytes);
+static void share_scores(TaskRun* task) {
+    const size_t ranks = (size_t)comm_size(task->model->comm), bytes = task->examples.count * sizeof *task->score;
+    uint8_t *all = xmalloc(ranks * bytes), *own = (uint8_t*)task->score;
+    comm_allgather(task->model->comm, all, own, bytes);
     for (size_t i = 0; i < ranks * bytes; i++) own[i % bytes] |= all[i];
     free(all);
 }
 
 // The ranks take batches in turn. Fails after a signal.
-static bool score_all(TaskRun* r, TostError* err) {
-    TostComm* comm = r->model->comm;
+static bool score_all(TaskRun* task, TostError* err) {
+    TostComm* comm = task->model->comm;
     const int rank = comm_rank(comm), ranks = comm_size(comm);
     Progress progress = progress_new(stderr, rank != 0);
     bool finite = true;
     size_t first = 0;
-    for (int turn = 0; first < r->n_keys; turn = (turn + 1) % ranks) {
+    for (int turn = 0; first < task->n_keys; turn = (turn + 1) % ranks) {
         if (turn == 0 && comm_any(comm, !finite || signals_received())) break;
-        const Key* key = &r->key[first];
-        const int n = batch_size(r, first);
+        const Key* key = &task->key[first];
+        const int n = batch_size(task, first);
         first += (size_t)n;
         if (turn != rank) continue;
-        read_contexts(r, key, n);
-        finite = score_choices(r, key, n) && (!r->single || generate_greedily(r, key, n));
-        progress_show(&progress, (double)first / (double)r->n_keys, "contexts of %d tokens", key->context);
+        read_contexts(task, key, n);
+        finite = score_choices(task, key, n) && (!task->single || generate_greedily(task, key, n));
+        progress_show(&progress, (double)first / (double)task->n_keys, "contexts of %d tokens", key->context);
     }
     progress_erase(&progress);
-    if (!comm_agree(comm, loaded_model_check_loss(r->model, finite ? 0 : NAN, err), err)) return false;
-    if (first < r->n_keys) return tost_error(err, "interrupted: there is no result");
-    share_scores(r);
+    if (!comm_agree(comm, loaded_model_check_loss(task->model, finite ? 0 : NAN, err), err)) return false;
+    if (first < task->n_keys) return tost_error(err, "interrupted: there is no result");
+    share_scores(task);
     return true;
 }
 
@@ -238,12 +238,12 @@ static int best_choice(const Example* e, const Score* out, Rule rule) {
     return best;
 }
 
-static Bytes text_of(const TaskRun* r, const uint32_t* ids, int n) {
+static Bytes text_of(const TaskRun* task, const uint32_t* ids, int n) {
     Bytes text;
     FILE* out = open_memstream(&text.data, &text.size);
     for (int i = 0; i < n; i++) {
         size_t len;
-        const char* piece = tokenizer_piece(r->tokenizer, ids[i], &len);
+        const char* piece = tokenizer_piece(task->tokenizer, ids[i], &len);
         fwrite(piece, 1, len, out);
     }
     fclose(out);
@@ -251,24 +251,24 @@ static Bytes text_of(const TaskRun* r, const uint32_t* ids, int n) {
 }
 
 // As in the published script, upper and lower case (of ASCII) are the same, and the text of <|endoftext|> counts.
-static bool contains_word(const TaskRun* r, const Example* e, const Score* out) {
-    Bytes text = text_of(r, out->text, out->written), word = text_of(r, e->ids + e->context, e->length[0]);
+static bool contains_word(const TaskRun* task, const Example* e, const Score* out) {
+    Bytes text = text_of(task, out->text, out->written), word = text_of(task, e->ids + e->context, e->length[0]);
     const bool found = strcasestr(text.data, word.data + strspn(word.data, " \t\r\n")) != NULL;
     free(text.data);
     free(word.data);
     return found;
 }
 
-static bool is_correct(const TaskRun* r, size_t i, Rule rule) {
-    const Example* e = &r->examples.example[i];
-    const Score* out = &r->score[i];
+static bool is_correct(const TaskRun* task, size_t i, Rule rule) {
+    const Example* e = &task->examples.example[i];
+    const Score* out = &task->score[i];
     if (rule == EXACT) return out->exact;
-    return rule == CONTAINED ? contains_word(r, e, out) : best_choice(e, out, rule) == e->answer;
+    return rule == CONTAINED ? contains_word(task, e, out) : best_choice(e, out, rule) == e->answer;
 }
 
-static void write_example(JsonFile* json, const TaskRun* r, size_t i) {
-    const Example* e = &r->examples.example[i];
-    const Score* out = &r->score[i];
+static void write_example(JsonFile* json, const TaskRun* task, size_t i) {
+    const Example* e = &task->examples.example[i];
+    const Score* out = &task->score[i];
     json_put_open(json, NULL, '{');
     json_put_int(json, "line", e->line);
     json_put_int(json, "context", e->context);
@@ -279,20 +279,21 @@ static void write_example(JsonFile* json, const TaskRun* r, size_t i) {
     json_put_open(json, "nats", '[');
     for (int c = 0; c < e->choices; c++) json_put_real(json, NULL, out->nats[c]);
     json_put_close(json, ']');
-    if (r->single) {
-        Bytes text = text_of(r, out->text, out->written);
+    if (task->single) {
+        Bytes text = text_of(task, out->text, out->written);
         json_put_bytes(json, "written", text.data, text.size);
         free(text.data);
     }
     for (size_t m = 0; m < countof(metrics); m++)
-        if (metrics[m].single == r->single) json_put_bool(json, metrics[m].name, is_correct(r, i, metrics[m].rule));
+        if (metrics[m].single == task->single)
+            json_put_bool(json, metrics[m].name, is_correct(task, i, metrics[m].rule));
     json_put_close(json, '}');
 }
 
-static void report_metric(JsonFile* json, const TaskRun* r, size_t m) {
-    const int64_t n = (int64_t)r->examples.count;
+static void report_metric(JsonFile* json, const TaskRun* task, size_t m) {
+    const int64_t n = (int64_t)task->examples.count;
     int64_t hits = 0;
-    for (int64_t i = 0; i < n; i++) hits += is_correct(r, (size_t)i, metrics[m].rule);
+    for (int64_t i = 0; i < n; i++) hits += is_correct(task, (size_t)i, metrics[m].rule);
     const Interval interval = share_interval(hits, n);
     const TextLine share = json_figure_real(json, metrics[m].name, (double)hits / (double)n, "%.4f");
     json_put_open(json, text_line("%s_95", metrics[m].name).text, '[');
@@ -302,72 +303,73 @@ static void report_metric(JsonFile* json, const TaskRun* r, size_t m) {
     printf("%-20s  %s  (95%%: %s to %s)  %s\n", metrics[m].name, share.text, low.text, high.text, metrics[m].about);
 }
 
-static void report_perplexity(JsonFile* json, const char* name, const char* key, const Ratio* r, const char* about) {
-    const double value = ratio_value(r), error = ratio_error(r);
+static void report_perplexity(JsonFile* json, const char* name, const char* key, const Ratio* ratio,
+                              const char* about) {
+    const double value = ratio_value(ratio), error = ratio_error(ratio);
     printf("%-20s  %s", name, json_figure_real(json, key, exp(value), "%.6g").text);
     if (isfinite(error)) printf("  (95%%: %.6g to %.6g)", exp(value - error), exp(value + error));
     printf("%s\n", about);
 }
 
-static void report_loss(JsonFile* json, const TaskRun* r) {
+static void report_loss(JsonFile* json, const TaskRun* task) {
     Ratio by_token = {0}, by_word = {0};
-    for (size_t i = 0; i < r->examples.count; i++) {
-        const Example* e = &r->examples.example[i];
-        ratio_add(&by_token, r->score[i].nats[e->answer], e->length[e->answer]);
-        ratio_add(&by_word, r->score[i].nats[e->answer], 1);
+    for (size_t i = 0; i < task->examples.count; i++) {
+        const Example* e = &task->examples.example[i];
+        ratio_add(&by_token, task->score[i].nats[e->answer], e->length[e->answer]);
+        ratio_add(&by_word, task->score[i].nats[e->answer], 1);
     }
     const TextLine loss = json_figure_real(json, "loss", ratio_value(&by_token), "%.4f"),
                    error = json_figure_real(json, "loss_95", ratio_error(&by_token), " ± %.4f");
     printf("%-20s  %s%s nats/token of the %s\n", "loss", loss.text, error.text,
-           r->single ? "choice" : "correct choice");
-    if (r->single)
+           task->single ? "choice" : "correct choice");
+    if (task->single)
         report_perplexity(json, "perplexity per word", "perplexity_word", &by_word,
                           "  (lm-evaluation-harness: perplexity)");
     report_perplexity(json, "perplexity per token", "perplexity_token", &by_token, "");
 }
 
-static void report(JsonFile* json, const TaskRun* r, double seconds) {
-    json_put_text(json, "file", r->o->task);
-    json_put_text(json, "model", r->model->file);
-    json_put_int(json, "step", r->model->info.step);
-    json_put_text(json, "tokenizer", tokenizer_path(r->tokenizer));
-    json_put_int(json, "seq", r->limit);
-    const TextLine examples = json_figure_int(json, "examples", (int64_t)r->examples.count, "%lld");
+static void report(JsonFile* json, const TaskRun* task, double seconds) {
+    json_put_text(json, "file", task->o->task);
+    json_put_text(json, "model", task->model->file);
+    json_put_int(json, "step", task->model->info.step);
+    json_put_text(json, "tokenizer", tokenizer_path(task->tokenizer));
+    json_put_int(json, "seq", task->limit);
+    const TextLine examples = json_figure_int(json, "examples", (int64_t)task->examples.count, "%lld");
     for (size_t m = 0; m < countof(metrics); m++)
-        if (metrics[m].single == r->single) report_metric(json, r, m);
-    report_loss(json, r);
+        if (metrics[m].single == task->single) report_metric(json, task, m);
+    report_loss(json, task);
     printf("%-20s  %s in %.1f s\n", "examples", examples.text, seconds);
     json_put_open(json, "example", '[');
-    for (size_t i = 0; i < r->examples.count; i++) write_example(json, r, i);
+    for (size_t i = 0; i < task->examples.count; i++) write_example(json, task, i);
     json_put_close(json, ']');
 }
 
 bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     const bool first = comm_rank(model->comm) == 0;   // the rank that writes
-    TaskRun r = {.model = model, .o = o, .limit = o->recipe.seq ? o->recipe.seq : model->info.config.block_size,
+    TaskRun task = {.model = model, .o = o, .limit = o->recipe.seq ? o->recipe.seq : model->info.config.block_size,
                  .tokenizer = loaded_model_tokenizer(model, o->tokenizer, err)};
     JsonFile json = {0};
-    bool ok = r.tokenizer && examples_read(&r.examples, o->task, r.tokenizer, err);
-    while (o->limit && r.examples.count > (size_t)o->limit) free(r.examples.example[--r.examples.count].ids);
-    ok = ok && plan(&r, err)
-              && loaded_model_create(model, &o->recipe, r.batch * r.examples.choices, r.max_seq, err)
+    bool ok = task.tokenizer && examples_read(&task.examples, o->task, task.tokenizer, err);
+    while (o->limit && task.examples.count > (size_t)o->limit) free(task.examples.example[--task.examples.count].ids);
+    ok = ok && plan(&task, err)
+              && loaded_model_create(model, &o->recipe, task.batch * task.examples.choices, task.max_seq, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", err);
     ok = comm_agree(model->comm, ok, err)
-         && comm_same(model->comm, r.n_keys, "the file of --task differs from that of rank 0: give all hosts the same "
-                      "file", err);
+         && comm_same(model->comm, task.n_keys, "the file of --task differs from that of rank 0: give all hosts the "
+                      "same file", err);
     if (ok && first)
         print_line(stderr, "%s, step %lld; examples in %s: %zu", model->file, (long long)model->info.step, o->task,
-                   r.examples.count);
-    for (size_t i = 0, found = 0; ok && i < r.examples.count && !found; i++)
-        if ((found = r.examples.example[i].inside))
-            print_warning("%s line %d has " INSIDE_LINE, o->task, r.examples.example[i].line);
+                   task.examples.count);
+    for (size_t i = 0, found = 0; ok && i < task.examples.count && !found; i++)
+        if ((found = task.examples.example[i].inside))
+            print_warning("%s line %d has " INSIDE_LINE, o->task, task.examples.example[i].line);
     const double start = now_seconds();
-    ok = ok && score_all(&r, err);
-    if (ok && first) report(&json, &r, now_seconds() - start);
+    ok = ok && score_all(&task, err);
+    if (ok && first) report(&json, &task, now_seconds() - start);
     ok = json_file_close(&json, ok, err) && ok;
-    free(r.score);
-    free(r.key);
-    examples_free(&r.examples);
-    tokenizer_free(r.tokenizer);
+    free(task.score);
+    free(task.key);
+    examples_free(&task.examples);
+    tokenizer_free(task.tokenizer);
     return ok;
 }

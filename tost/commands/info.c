@@ -209,7 +209,7 @@ static bool info_two_runs(const Options* o, TostError* err) {
 // ---- Shards ----
 
 // Number of ids that the shard may have: --vocab-size, or the tokens of the tokenizer next to it; 0: unknown.
-static uint32_t vocabulary_of(const Options* o, const char* path) {
+static uint32_t vocab_size_of(const Options* o, const char* path) {
     if (recipe_given(&o->recipe, RECIPE_vocab_size)) return (uint32_t)o->recipe.config.vocab_size;
     Path beside;
     Tokenizer* tokenizer = tokenizer_beside(&beside, path) ? tokenizer_open(beside.text, &(TostError){0}) : NULL;
@@ -227,9 +227,9 @@ static bool info_shards(const Options* o, TostError* err) {
         Shard s;
         TostError why;
         const char* path = o->files[i];
-        const uint32_t vocabulary = vocabulary_of(o, path);
-        const TextLine of = vocabulary ? text_line(" of a vocabulary of %u", (unsigned)vocabulary) : (TextLine){""};
-        if (shard_open(&s, path, &why) && shard_check_ids(&s, vocabulary ? vocabulary : UINT32_MAX, &why))
+        const uint32_t vocab_size = vocab_size_of(o, path);
+        const TextLine of = vocab_size ? text_line(" of a vocabulary of %u", (unsigned)vocab_size) : (TextLine){""};
+        if (shard_open(&s, path, &why) && shard_check_ids(&s, vocab_size ? vocab_size : UINT32_MAX, &why))
             print_line(stdout, "%s: uint%d%s, %llu token%s, largest id %u%s", path, 8 * s.width,
                        s.first ? "" : " without a header", (unsigned long long)s.n_tokens,
                        plural((int64_t)s.n_tokens), (unsigned)s.largest_id, of.text);

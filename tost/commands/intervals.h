@@ -9,24 +9,24 @@ static const double z95 = 1.959963984540054;   // two-sided 95 % quantile of the
 // The ratio Σx / Σy over independent samples: nats per token; a sample is a window or an example.
 typedef struct { double n, x, y, xx, xy, yy; } Ratio;
 
-static inline void ratio_add(Ratio* r, double x, double y) {
-    r->n++;
-    r->x += x;
-    r->y += y;
-    r->xx += x * x;
-    r->xy += x * y;
-    r->yy += y * y;
+static inline void ratio_add(Ratio* sum, double x, double y) {
+    sum->n++;
+    sum->x += x;
+    sum->y += y;
+    sum->xx += x * x;
+    sum->xy += x * y;
+    sum->yy += y * y;
 }
 
-static inline double ratio_value(const Ratio* r) { return r->x / r->y; }
+static inline double ratio_value(const Ratio* sum) { return sum->x / sum->y; }
 
 // Half the width of the interval; NAN for fewer than two samples.
 // Delta method: the variance of Σx/Σy is n/(n-1) · Σ (x - ratio·y)² / (Σy)².
-static inline double ratio_error(const Ratio* r) {
-    if (r->n < 2) return NAN;
-    const double ratio = r->x / r->y;
-    const double squares = fmax(0.0, r->xx - 2 * ratio * r->xy + ratio * ratio * r->yy);
-    return z95 * sqrt(r->n / (r->n - 1) * squares) / r->y;
+static inline double ratio_error(const Ratio* sum) {
+    if (sum->n < 2) return NAN;
+    const double ratio = sum->x / sum->y;
+    const double squares = fmax(0.0, sum->xx - 2 * ratio * sum->xy + ratio * ratio * sum->yy);
+    return z95 * sqrt(sum->n / (sum->n - 1) * squares) / sum->y;
 }
 
 typedef struct { double low, high; } Interval;

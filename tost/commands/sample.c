@@ -171,7 +171,7 @@ static bool encode(Prompt* p, const Generator* g, TostError* err) {
 
 static bool write_one(Sampling* s, TostError* err) {
     Text text = new_text(s, 0, 0, &s->out);
-    s->generator.take = write_text;
+    s->generator.sink = write_text;
     put_text(&s->out, s->prompt->text, s->prompt->n, false);
     const bool ok = generate(&text, 1, &s->seconds, &s->generator, s->o->tokens, err);
     put_text(&s->out, "", 0, true);
@@ -198,7 +198,7 @@ static bool write_many(Sampling* s, TostError* err) {
     Sample samples[MAX_TEXTS_TOGETHER];
     Text texts[MAX_TEXTS_TOGETHER];
     bool ok = true;
-    s->generator.take = collect_text;
+    s->generator.sink = collect_text;
     for (int n; ok && (n = choose_samples(samples, s)) > 0;) {
         for (int i = 0; i < n; i++) texts[i] = new_text(s, samples[i].at, samples[i].sample, &samples[i].text);
         ok = generate(texts, n, &s->seconds, &s->generator, s->o->tokens, err);

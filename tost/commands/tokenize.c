@@ -11,10 +11,11 @@
 #include "data/vocab.h"
 #include "run/progress.h"
 
-static void show_tokens(void* context, const TokenizeResult* r) {
+static void show_tokens(void* context, const TokenizeResult* result) {
     Progress* p = context;
-    progress_show(p, NAN, "%s read, %s tokens, %.1f MB/s", human_bytes((double)r->read.bytes).text,
-                  human_count((double)r->tokens).text, 1e-6 * (double)r->read.bytes / (now_seconds() - p->started));
+    const double bytes = (double)result->read.bytes;
+    progress_show(p, NAN, "%s read, %s tokens, %.1f MB/s", human_bytes(bytes).text,
+                  human_count((double)result->tokens).text, 1e-6 * bytes / (now_seconds() - p->started));
 }
 
 // The caller frees in->files.
@@ -87,55 +88,57 @@ static void warn_of_validation(double val_frac, double n, double tokens) {
 
 int command_tokenize(const Options* o) {
     Progress progress;
-    Path vocabulary = path_text("%s", o->tokenizer);
-    if (checkpoint_newest(&vocabulary, o->tokenizer) || is_dir(o->tokenizer))   // a run or a checkpoint
-        vocabulary = path_in(vocabulary.text, TOKENIZER_FILE);
+    Path tokenizer = path_text("%s", o->tokenizer);
+    if (checkpoint_newest(&tokenizer, o->tokenizer) || is_dir(o->tokenizer))   // a run or a checkpoint
+        tokenizer = path_in(tokenizer.text, TOKENIZER_FILE);
     TokenizeOptions options = {
-        .tokenizer = vocabulary.text, .out = o->out, .val_frac = o->val_frac,
+        .tokenizer = tokenizer.text, .out = o->out, .val_frac = o->val_frac,
         .seed = (uint64_t)o->recipe.seed, .shard_tokens = (uint64_t)o->shard_tokens, .progress = show_tokens};
-    TokenizeResult r;
+    TokenizeResult result;
     TostError err;
-    const bool ok = begin(&progress, &options.in, o, &err) && tokenize_files(&options, &r, &err);
+    const bool ok = begin(&progress, &options.in, o, &err) && tokenize_files(&options, &result, &err);
     progress_erase(&progress);
-    if (ok && !o->size) print_text_count(o, &options.in.files, &r.read);   // train: vocab has printed it
+    if (ok && !o->size) print_text_count(o, &options.in.files, &result.read);   // train: vocab has printed it
     free_strings(&options.in.files);
     if (!ok) return failed(&err);
     if (o->val_frac > 0)
-        warn_of_validation(o->val_frac, (double)r.written[SPLIT_VAL].tokens, (double)r.tokens);
+        warn_of_validation(o->val_frac, (double)result.written[SPLIT_VAL].tokens, (double)result.tokens);
     if (o->quiet) return 0;
-    const ShardCount *train = &r.written[SPLIT_TRAIN], *val = &r.written[SPLIT_VAL];
-    printf("%llu document%s, %s: %llu tokens\n", (unsigned long long)r.read.documents,
-           plural((int64_t)r.read.documents), human_bytes((double)r.read.bytes).text, (unsigned long long)r.tokens);
+    const ShardCount *train = &result.written[SPLIT_TRAIN], *val = &result.written[SPLIT_VAL];
+    printf("%llu document%s, %s: %llu tokens\n", (unsigned long long)result.read.documents,
+           plural((int64_t)result.read.documents), human_bytes((double)result.read.bytes).text,
+           (unsigned long long)result.tokens);
     print_line(stdout, "%s_train_*.bin: %llu tokens, shards: %d", o->out, (unsigned long long)train->tokens,
                train->shards);
     if (val->shards > 0)
         print_line(stdout, "%s_val_*.bin: %llu tokens, shards: %d, %.3g%% of the tokens", o->out,
-                   (unsigned long long)val->tokens, val->shards, 100 * (double)val->tokens / (double)r.tokens);
+                   (unsigned long long)val->tokens, val->shards, 100 * (double)val->tokens / (double)result.tokens);
     return 0;
 }
 
 // ---- vocab ----
 
-static void show_merges(void* context, const VocabResult* r) {
-    if (!r->words) progress_show(context, NAN, "%s read", human_bytes((double)r->read.bytes).text);
-    else progress_show(context, NAN, "%d of %d merges", r->merges, r->wanted);   // the first take longest: no ETA
+static void show_merges(void* context, const VocabResult* result) {
+    if (!result->words) progress_show(context, NAN, "%s read", human_bytes((double)result->read.bytes).text);
+    else progress_show(context, NAN, "%d of %d merges", result->merges, result->wanted);   // the first are slow: no ETA
 }
 
 int command_vocab(const Options* o) {
     Progress progress;
     VocabOptions options = {.size = o->size, .out = o->out, .progress = show_merges};
-    VocabResult r;
+    VocabResult result;
     TostError err;
-    const bool ok = begin(&progress, &options.in, o, &err) && vocab_learn(&options, &r, &err);
+    const bool ok = begin(&progress, &options.in, o, &err) && vocab_learn(&options, &result, &err);
     progress_erase(&progress);
-    if (ok) print_text_count(o, &options.in.files, &r.read);
+    if (ok) print_text_count(o, &options.in.files, &result.read);
     free_strings(&options.in.files);
     if (!ok) return failed(&err);
-    if (r.frequent < r.wanted)
+    if (result.frequent < result.wanted)
         print_warning("--size %d: merges that occur %d times or more in the text: %d; give --size %d, or more text",
-                      o->size, VOCAB_FREQUENT, r.frequent, VOCAB_MIN_SIZE + r.frequent);
+                      o->size, VOCAB_FREQUENT, result.frequent, VOCAB_MIN_SIZE + result.frequent);
     if (!o->quiet)
         print_line(stdout, "%s: %d tokens, from %s, documents: %" PRIu64 ", different words: %" PRIu64, o->out,
-                   VOCAB_MIN_SIZE + r.merges, human_bytes((double)r.read.bytes).text, r.read.documents, r.words);
+                   VOCAB_MIN_SIZE + result.merges, human_bytes((double)result.read.bytes).text, result.read.documents,
+                   result.words);
     return 0;
 }

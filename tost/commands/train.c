@@ -36,9 +36,9 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
 
 // Removes the shards of a run that did not start and, if it learned one, the vocabulary, so that the same command can
 // be given again.
-static void remove_shards(const Run* r, bool vocabulary) {
+static void remove_shards(const Run* r, bool tokenizer) {
     static const char* const names[] = {"text_train_*.bin", "text_val_*.bin", ("text_" TOKENIZER_FILE)};
-    for (size_t i = 0; i < countof(names) - !vocabulary; i++) {
+    for (size_t i = 0; i < countof(names) - !tokenizer; i++) {
         StringList files = {0};
         char* pattern = xstrdup(path_in(r->out.text, names[i]).text);
         if (expand_glob(&files, &(StringList){1, &pattern}, &(TostError){0}))
@@ -87,7 +87,7 @@ int command_train(const Options* given, TostComm* comm, const TostEngine* engine
     if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
     bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
     const bool existed = r.out.text[0] && is_dir(r.out.text);
-    const bool had_vocabulary = existed && path_exists(path_in(r.out.text, "text_" TOKENIZER_FILE).text);
+    const bool had_tokenizer = existed && path_exists(path_in(r.out.text, "text_" TOKENIZER_FILE).text);
     int text = -1;   // no shards are written
     ok = ok && (args.text.count == 0 || read_text(&text, &r, &err));
     // Rank 0 decides, because ranks may see different folders.
@@ -102,7 +102,7 @@ int command_train(const Options* given, TostComm* comm, const TostEngine* engine
     const int signal = run_signal(&r);
     const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.recipe.steps;
     if (args.text.count && !ok && comm_rank(comm) == 0 && r.lock.path.text[0] && !checkpoint_is_run(r.out.text)) {
-        if (!text) remove_shards(&r, !had_vocabulary || r.old.text[0]);
+        if (!text) remove_shards(&r, !had_tokenizer || r.old.text[0]);
         lock_release(&r.lock);
         if (!existed) rmdir(r.out.text);   // fails if it is not empty
     }

@@ -169,7 +169,8 @@ size_t delta_rule_scratch_size(int HS) {
     return 2 * width * width + (9 * n + 4) * width + 2 * n * n;
 }
 
-static Matrix take(float** at, int rows, int width) {
+// The matrix at *at, which is moved behind it
+static Matrix next(float** at, int rows, int width) {
     const Matrix m = {*at, width};
     *at += (size_t)rows * width;
     return m;
@@ -178,10 +179,10 @@ static Matrix take(float** at, int rows, int width) {
 static Work work_of(const DeltaRule* args) {
     const int n = TOKENS, width = width_of(args->HS);
     float* at = scratch_of(args);
-    return (Work){.width = width, .G = take(&at, width, width), .dG = take(&at, width, width),
-                  .K = take(&at, n + 1, width), .O = take(&at, n + 1, width), .dK = take(&at, n + 1, width),
-                  .E = take(&at, n, width), .dE = take(&at, n, width), .errors = take(&at, n, width),
-                  .columns = take(&at, width, n), .pairs = take(&at, n, n), .dpairs = take(&at, n, n)};
+    return (Work){.width = width, .G = next(&at, width, width), .dG = next(&at, width, width),
+                  .K = next(&at, n + 1, width), .O = next(&at, n + 1, width), .dK = next(&at, n + 1, width),
+                  .E = next(&at, n, width), .dE = next(&at, n, width), .errors = next(&at, n, width),
+                  .columns = next(&at, width, n), .pairs = next(&at, n, n), .dpairs = next(&at, n, n)};
 }
 
 static void set_matrix(Matrix m, const float* x, int HS, int width) {
@@ -194,8 +195,8 @@ static void store_matrix(float* x, Matrix m, int HS) {
 // Tokens t to t + n - 1 of head h of sequence b
 typedef struct { int b, h, t, n; } Tokens;
 
-static size_t row_at(const DeltaRule* args, Tokens r, int i) {   // of token t + i
-    return ((size_t)r.b * args->T + r.t + i) * args->C + r.h * args->HS;
+static size_t row_at(const DeltaRule* args, Tokens tokens, int i) {   // of token t + i
+    return ((size_t)tokens.b * args->T + tokens.t + i) * args->C + tokens.h * args->HS;
 }
 
 // Reads a row of the chunk `ahead` tokens further, which is used soon, into the cache.
@@ -204,14 +205,14 @@ INLINE void prefetch(const float* row, const DeltaRule* args, int ahead) {
 }
 
 // Sets K, B = Kr Kwᵀ and the tokens' Π and z. start: the state before all tokens
-static void set_chunk(Work* w, const DeltaRule* args, Tokens r, HeadState start, int ahead) {
+static void set_chunk(Work* w, const DeltaRule* args, Tokens tokens, HeadState start, int ahead) {
     const int HS = args->HS, width = w->width;
-    const float* pi = args->pi + ((size_t)r.b * args->NH + r.h) * args->T + r.t;
-    if (r.t > 0) set_key(w->K.p, args->z + row_at(args, r, -1), HS, width);
+    const float* pi = args->pi + ((size_t)tokens.b * args->NH + tokens.h) * args->T + tokens.t;
+    if (tokens.t > 0) set_key(w->K.p, args->z + row_at(args, tokens, -1), HS, width);
     else set_row(w->K.p, start.k, HS, width);
     for (int i = 0; i < TOKENS; i++) {
-        const float* z = i < r.n ? args->z + row_at(args, r, i) : NULL;
-        prefetch(args->z + row_at(args, r, i), args, ahead);
+        const float* z = i < tokens.n ? args->z + row_at(args, tokens, i) : NULL;
+        prefetch(args->z + row_at(args, tokens, i), args, ahead);
         w->factor[i] = set_key(row_of(w->K, i + 1), z, HS, width);
         set_row(row_of(w->errors, i), z, HS, width);
         w->pi[i] = z ? pi[i] : 0;
@@ -250,18 +251,18 @@ static void head_forward(const DeltaRule* args, int b, int h) {
     const Matrix Kr = part(w.K, 1, 0), Or = part(w.O, 1, 0);
     set_matrix(w.G, s.G, HS, w.width);
     set_row(w.O.p, s.o, HS, w.width);
-    Tokens r = {b, h, 0, 0};
-    for (; r.t < args->T; r.t += r.n) {
-        r.n = min_int(TOKENS, args->T - r.t);
-        set_chunk(&w, args, r, s, TOKENS);
+    Tokens tokens = {b, h, 0, 0};
+    for (; tokens.t < args->T; tokens.t += tokens.n) {
+        tokens.n = min_int(TOKENS, args->T - tokens.t);
+        set_chunk(&w, args, tokens, s, TOKENS);
         product(Or, Kr, w.G, TOKENS, w.width, w.width, SET);
         solve(&w);
         product_transposed(w.G, w.K, w.E, w.width, w.width, TOKENS, ADD);
-        for (int i = 0; i < r.n; i++) {
-            set_row(args->o + row_at(args, r, i), row_of(Or, i), HS, HS);
-            prefetch(args->o + row_at(args, r, i), args, TOKENS);
+        for (int i = 0; i < tokens.n; i++) {
+            set_row(args->o + row_at(args, tokens, i), row_of(Or, i), HS, HS);
+            prefetch(args->o + row_at(args, tokens, i), args, TOKENS);
         }
-        set_row(w.O.p, row_of(w.O, r.n), HS, w.width);
+        set_row(w.O.p, row_of(w.O, tokens.n), HS, w.width);
     }
     store_matrix(s.G, w.G, HS);
     memcpy(s.k, row_of(w.K, args->T - (args->T - 1) / TOKENS * TOKENS), HS * sizeof *s.k);
@@ -282,23 +283,24 @@ void delta_rule_forward(const DeltaRule* args) {
 // Backward
 
 // Sets the errors, E, and dO from d_o. do_after: gradient of the last o from the next tokens
-static void set_errors(const Work* w, const DeltaRule* args, Tokens r, const float* o_start, const float* do_after) {
+static void set_errors(const Work* w, const DeltaRule* args, Tokens tokens, const float* o_start,
+                       const float* do_after) {
     const int HS = args->HS, width = w->width;
     for (int i = 0; i < TOKENS; i++) {
-        const size_t at = row_at(args, r, i < r.n ? i : 0);
-        const float *o_before = r.t + i > 0 ? args->o + at - args->C : o_start;
+        const size_t at = row_at(args, tokens, i < tokens.n ? i : 0);
+        const float *o_before = tokens.t + i > 0 ? args->o + at - args->C : o_start;
         float *error = row_of(w->errors, i), *e = row_of(w->E, i);
         prefetch(args->o + at, args, -TOKENS - 1);
         prefetch(args->d_o + at, args, -TOKENS);
-        set_row(row_of(w->O, i + 1), i < r.n ? args->d_o + at : NULL, HS, width);
-        set_row(e, i < r.n ? o_before : NULL, HS, width);
+        set_row(row_of(w->O, i + 1), i < tokens.n ? args->d_o + at : NULL, HS, width);
+        set_row(e, i < tokens.n ? o_before : NULL, HS, width);
         for (int d = 0; d < width; d += LANES) {
             *(VecU*)(error + d) -= *(VecU*)(e + d);
             *(VecU*)(e + d) = w->pi[i] * *(VecU*)(error + d);
         }
     }
     set_row(w->O.p, NULL, 0, width);
-    for (int d = 0; d < HS; d++) row_of(w->O, r.n)[d] += do_after[d];
+    for (int d = 0; d < HS; d++) row_of(w->O, tokens.n)[d] += do_after[d];
 }
 
 // On entry dE = Kw dGᵀ. For i from n - 1 down: dE[j] += (K[i+1]·K[j]) dO[i+1] for all j ≤ i, dO[i] -= Π[i] dE[i]
@@ -340,12 +342,12 @@ static void keys_backward(const Work* w) {
 }
 
 // From dK and dE to dz and dΠ
-static void store_gradients(const Work* w, const DeltaRule* args, Tokens r) {
-    float* dpi = args->dpi + ((size_t)r.b * args->NH + r.h) * args->T + r.t;
-    for (int i = 0; i < r.n; i++) {
+static void store_gradients(const Work* w, const DeltaRule* args, Tokens tokens) {
+    float* dpi = args->dpi + ((size_t)tokens.b * args->NH + tokens.h) * args->T + tokens.t;
+    for (int i = 0; i < tokens.n; i++) {
         const float *k = row_of(w->K, i + 1), *dk = row_of(w->dK, i + 1), *de = row_of(w->dE, i);
         const float k_dk = dot(k, dk, w->width), pi = w->pi[i], factor = w->factor[i];
-        float* restrict dz = args->dz + row_at(args, r, i);
+        float* restrict dz = args->dz + row_at(args, tokens, i);
         dpi[i] = dot(de, row_of(w->errors, i), w->width);
         for (int d = 0; d < args->HS; d++) dz[d] = pi * de[d] + factor * (dk[d] - k[d] * k_dk);
     }
@@ -360,15 +362,15 @@ static void head_backward(const DeltaRule* args, int b, int h) {
     set_matrix(w.G, args->G + ((size_t)b * args->C + h * HS) * HS, HS, w.width);
     set_matrix(w.dG, adjoint.G, HS, w.width);
     for (int t = (args->T - 1) / TOKENS * TOKENS; t >= 0; t -= TOKENS) {
-        const Tokens r = {b, h, t, min_int(TOKENS, args->T - t)};
-        set_chunk(&w, args, r, start, -TOKENS);
-        set_errors(&w, args, r, start.o, adjoint.o);
+        const Tokens tokens = {b, h, t, min_int(TOKENS, args->T - t)};
+        set_chunk(&w, args, tokens, start, -TOKENS);
+        set_errors(&w, args, tokens, start.o, adjoint.o);
         product(dE_columns, w.dG, w.columns, w.width, TOKENS, w.width, SET);
         transpose_to(w.dE, dE_columns, w.width, TOKENS);
         solve_backward(&w);
         keys_backward(&w);
-        for (int d = 0; d < HS; d++) row_of(w.dK, r.n)[d] += adjoint.k[d];
-        store_gradients(&w, args, r);
+        for (int d = 0; d < HS; d++) row_of(w.dK, tokens.n)[d] += adjoint.k[d];
+        store_gradients(&w, args, tokens);
         memcpy(adjoint.k, w.dK.p, HS * sizeof *adjoint.k);
         memcpy(adjoint.o, w.O.p, HS * sizeof *adjoint.o);
     }

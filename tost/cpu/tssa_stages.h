@@ -16,7 +16,7 @@ typedef struct { int b, h0, h1, t0, t1; } TssaRange;
 
 // Forward and backward have three stages. A range of the first and the last stage has some heads and all tokens of the
 // block, one of the second stage all heads and some of the tokens.
-typedef void TssaStage(const Tssa* args, TssaRange r);
+typedef void TssaStage(const Tssa* args, TssaRange range);
 typedef struct {
     TssaStage *first, *second, *last;
     int first_cost, last_cost;   // times of a head in these stages; only their ratio counts
@@ -27,7 +27,7 @@ typedef struct {
 // are put in a row, which is cut into `shares` pieces of equal time; this runs the heads of one stage that lie in piece
 // number `share`. cost: time of a head in this stage; before, after: in the other one, if that is in front of this one
 // in the row or behind it; otherwise 0
-static inline void tssa_run_heads(TssaStage* run, const Tssa* args, int NH, TssaRange r, int share, int shares,
+static inline void tssa_run_heads(TssaStage* run, const Tssa* args, int NH, TssaRange range, int share, int shares,
                                   int before, int cost, int after) {
     const int all = (before + cost + after) * NH;
     int h[2];
@@ -35,12 +35,13 @@ static inline void tssa_run_heads(TssaStage* run, const Tssa* args, int NH, Tssa
         const int head = ((share + i) * all / shares - before * NH + cost / 2) / cost;
         h[i] = head < 0 ? 0 : head < NH ? head : NH;
     }
-    if (r.t0 < r.t1 && h[0] < h[1]) run(args, (TssaRange){r.b, h[0], h[1], r.t0, r.t1});
+    if (range.t0 < range.t1 && h[0] < h[1]) run(args, (TssaRange){range.b, h[0], h[1], range.t0, range.t1});
 }
 
-static inline void tssa_run_tokens(TssaStage* run, const Tssa* args, TssaRange r, int share, int shares) {
-    const int n = r.t1 - r.t0;
-    run(args, (TssaRange){r.b, r.h0, r.h1, r.t0 + share * n / shares, r.t0 + (share + 1) * n / shares});
+static inline void tssa_run_tokens(TssaStage* run, const Tssa* args, TssaRange range, int share, int shares) {
+    const int n = range.t1 - range.t0;
+    run(args, (TssaRange){range.b, range.h0, range.h1, range.t0 + share * n / shares,
+                          range.t0 + (share + 1) * n / shares});
 }
 
 // The tokens of a block, or none if there is no such block.

@@ -146,14 +146,14 @@ template <typename S> __device__ inline float* delta_matrix(float* matrices, int
 }
 
 // S before the block's segment; NULL: zeros, or P is computed
-template <typename S> __device__ inline const float* delta_before(DeltaRun r, const DeltaRule<S>& args) {
-    const float* before = r.t0 > 0 ? delta_matrix(args.G, -1, args) : delta_state(args.state.start, r.b, r.h, args).G;
-    return blockIdx.y > 0 || (args.local && r.t0 > 0) ? NULL : before;
+template <typename S> __device__ inline const float* delta_before(DeltaRun run, const DeltaRule<S>& args) {
+    const float* before = run.t0 > 0 ? delta_matrix(args.G, -1, args) : delta_state(args.state.start, run.b, run.h, args).G;
+    return blockIdx.y > 0 || (args.local && run.t0 > 0) ? NULL : before;
 }
 
 // Offset in (B,T,C) of token i of the run, at the head's first channel
-template <typename S> __device__ inline size_t delta_row(DeltaRun r, int i, const DeltaRule<S>& args) {
-    return ((size_t)r.b * args.T + r.t0 + i) * args.C + r.h * args.HS;
+template <typename S> __device__ inline size_t delta_row(DeltaRun run, int i, const DeltaRule<S>& args) {
+    return ((size_t)run.b * args.T + run.t0 + i) * args.C + run.h * args.HS;
 }
 
 // Calls f(i, d) for each 4 columns, from d on, of the rows of a matrix (rows,columns). A thread always gets the same d.
@@ -188,19 +188,19 @@ template <typename X> __device__ inline void delta_store(float* dst, float* src,
 
 // Sets K and pi of the run, and E[i] = z[i] in the block's columns (if it computes P: 0); zeros past the run
 template <typename S, typename X>
-__device__ inline void delta_keys(X x, DeltaRun r, const DeltaRule<S>& args) {
+__device__ inline void delta_keys(X x, DeltaRun run, const DeltaRule<S>& args) {
     const int HS = args.HS, lane = threadIdx.x % DELTA_LANES, first = lane * DELTA_PACK;
     NO_UNROLL for (int i = threadIdx.x / DELTA_LANES; i < DELTA_ROWS; i += blockDim.x / DELTA_LANES) {
-        const bool early = r.t0 + i == 0;   // its key is in the state
-        const S* z = args.z + (early || i > r.n ? 0 : delta_row(r, i - 1, args));
+        const bool early = run.t0 + i == 0;   // its key is in the state
+        const S* z = args.z + (early || i > run.n ? 0 : delta_row(run, i - 1, args));
         float squares = 0.0f, v[DELTA_PACK];
         NO_UNROLL for (int c = first; c < x.width && !early; c += DELTA_LANES * DELTA_PACK) {
-            load_part<false>(v, z + c, i <= r.n ? HS - c : 0);
+            load_part<false>(v, z + c, i <= run.n ? HS - c : 0);
             store_pack<DELTA_PACK>(x.key(i, c), v);
             UNROLL for (int j = 0; j < DELTA_PACK; j++) squares += v[j] * v[j];
-            if (i == 0 || c < r.v0 || c >= r.v0 + x.columns) continue;
+            if (i == 0 || c < run.v0 || c >= run.v0 + x.columns) continue;
             UNROLL for (int j = 0; j < DELTA_PACK; j++) v[j] = blockIdx.y > 0 ? 0.0f : v[j];
-            store_pack<DELTA_PACK>(x.at(x.E, i - 1, c - r.v0), v);
+            store_pack<DELTA_PACK>(x.at(x.E, i - 1, c - run.v0), v);
         }
         const float inverse_norm = rsqrtf(group_sum<DELTA_LANES>(squares) + (float)TOST_ENERGY_MIN);
         NO_UNROLL for (int c = first; c < x.width && !early; c += DELTA_LANES * DELTA_PACK) {
@@ -208,18 +208,18 @@ __device__ inline void delta_keys(X x, DeltaRun r, const DeltaRule<S>& args) {
             UNROLL for (int j = 0; j < DELTA_PACK; j++) v[j] *= inverse_norm;
             store_pack<DELTA_PACK>(x.key(i, c), v);
         }
-        const float* k = delta_state(args.state.start, r.b, r.h, args).k;
+        const float* k = delta_state(args.state.start, run.b, run.h, args).k;
         NO_UNROLL for (int c = lane; c < x.width && early; c += DELTA_LANES) *x.key(i, c) = k && c < HS ? k[c] : 0.0f;
     }
-    const float* pi = args.pi + ((size_t)r.b * args.NH + r.h) * args.T + r.t0;
-    if (threadIdx.x < DELTA_ROWS) x.pi[threadIdx.x] = (int)threadIdx.x < r.n ? pi[threadIdx.x] : 0.0f;
+    const float* pi = args.pi + ((size_t)run.b * args.NH + run.h) * args.T + run.t0;
+    if (threadIdx.x < DELTA_ROWS) x.pi[threadIdx.x] = (int)threadIdx.x < run.n ? pi[threadIdx.x] : 0.0f;
 }
 
 // Sets scale, and E[31] to zeros.
-template <typename S, typename X> __device__ inline void delta_prepare(X x, DeltaRun r, const DeltaRule<S>& args) {
+template <typename S, typename X> __device__ inline void delta_prepare(X x, DeltaRun run, const DeltaRule<S>& args) {
     const int d = threadIdx.x;
     if (d >= x.columns) return;
-    x.scale[d] = r.v0 + d < args.HS ? args.scale[r.h * args.HS + r.v0 + d] : 0.0f;
+    x.scale[d] = run.v0 + d < args.HS ? args.scale[run.h * args.HS + run.v0 + d] : 0.0f;
     *x.at(x.E, DELTA_RUN, d) = 0.0f;
 }
 
@@ -289,10 +289,10 @@ template <typename S, typename X> __device__ inline void delta_predict(X x, bool
 }
 
 // Stores o, and adds to y.
-template <typename S, typename X> __device__ inline void delta_outputs(X x, DeltaRun r, const DeltaRule<S>& args) {
-    each_pack(r.n, x.columns, [&](int i, int d) {
-        const size_t at = delta_row(r, i, args) + r.v0 + d;
-        const int inside = args.HS - r.v0 - d;
+template <typename S, typename X> __device__ inline void delta_outputs(X x, DeltaRun run, const DeltaRule<S>& args) {
+    each_pack(run.n, x.columns, [&](int i, int d) {
+        const size_t at = delta_row(run, i, args) + run.v0 + d;
+        const int inside = args.HS - run.v0 - d;
         float o[4], y[4];
         load_pack<4>(o, x.at(x.O, i + 1, d));
         load_part<false>(y, args.y + at, inside);
@@ -411,14 +411,14 @@ __device__ inline void delta_start_prediction(float (&o)[4], DeltaState start, i
 // Sets E, from z there, the errors z - O, and dO: dO[0] = 0, dO[i+1] = scale dy[i]. dscale: += dy o of the
 // thread's rows, for its 4 channels
 template <typename S, typename X>
-__device__ inline void delta_errors(X x, float (&dscale)[4], DeltaRun r, const DeltaRule<S>& args) {
+__device__ inline void delta_errors(X x, float (&dscale)[4], DeltaRun run, const DeltaRule<S>& args) {
     const int HS = args.HS;
     each_pack(DELTA_ROWS, x.columns, [&](int i, int d) {
-        const int channel = r.v0 + d, inside = i < r.n ? HS - channel : 0;
-        const size_t at = inside > 0 ? delta_row(r, i, args) + channel : 0;
+        const int channel = run.v0 + d, inside = i < run.n ? HS - channel : 0;
+        const size_t at = inside > 0 ? delta_row(run, i, args) + channel : 0;
         float z[4], o[4] = {}, dy[4];
-        if (r.t0 + i > 0) load_part<false>(o, args.o + at - (inside > 0 ? args.C : 0), inside);
-        else delta_start_prediction<S>(o, delta_state(args.state.start, r.b, r.h, args), channel, HS);
+        if (run.t0 + i > 0) load_part<false>(o, args.o + at - (inside > 0 ? args.C : 0), inside);
+        else delta_start_prediction<S>(o, delta_state(args.state.start, run.b, run.h, args), channel, HS);
         load_pack<4>(z, x.at(x.E, i, d));
         load_part<false>(dy, args.dy + at, inside);
         UNROLL for (int j = 0; j < 4; j++) z[j] -= o[j];
@@ -466,9 +466,9 @@ template <typename S, typename X> __device__ inline void delta_errors_backward(X
 
 // dz = Π dE, and the columns' part of dΠ
 template <typename S, typename X>
-__device__ inline void delta_membership_backward(X x, DeltaRun r, const DeltaRule<S>& args) {
-    const int part = r.v0 / x.columns;
-    float* dpi = args.dpi_parts + (((size_t)part * args.B + r.b) * args.NH + r.h) * args.T + r.t0;
+__device__ inline void delta_membership_backward(X x, DeltaRun run, const DeltaRule<S>& args) {
+    const int part = run.v0 / x.columns;
+    float* dpi = args.dpi_parts + (((size_t)part * args.B + run.b) * args.NH + run.h) * args.T + run.t0;
     each_pack(DELTA_ROWS, x.columns, [&](int i, int d) {
         float de[4], errors[4], sum = 0.0f;
         load_pack<4>(de, x.at(x.O, i, d));
@@ -478,8 +478,8 @@ __device__ inline void delta_membership_backward(X x, DeltaRun r, const DeltaRul
             de[j] *= x.pi[i];
         }
         sum = group_sum<X::columns / 4>(sum);
-        if (i >= r.n) return;
-        store_part<false>(args.dz + delta_row(r, i, args) + r.v0 + d, de, args.HS - r.v0 - d);
+        if (i >= run.n) return;
+        store_part<false>(args.dz + delta_row(run, i, args) + run.v0 + d, de, args.HS - run.v0 - d);
         if (d == 0) dpi[i] = sum;
     });
 }
@@ -507,9 +507,9 @@ template <typename X> __device__ inline float* delta_first_dk(X x, int t0) {
 
 // The part of dK of this block's columns, from S before the run and dS after it
 template <typename S, typename X>
-__device__ inline void delta_keys_backward(X x, DeltaRun r, const DeltaRule<S>& args) {
+__device__ inline void delta_keys_backward(X x, DeltaRun run, const DeltaRule<S>& args) {
     typedef typename X::Along Along;
-    S* const dk = delta_dk(args, r.v0 / x.columns, r.b, r.h, r.t0, r.t0 / args.segment);
+    S* const dk = delta_dk(args, run.v0 / x.columns, run.b, run.h, run.t0, run.t0 / args.segment);
     each_tile(DELTA_ROWS, x.width, 0, [&](int i0, int j0) {
         Tile<S> tile;
         tile.add(Along{x.at(x.dO, i0, 0), x.row, 0}, Along{x.at(x.S, j0, 0), x.row, 0}, x.columns);
@@ -517,9 +517,9 @@ __device__ inline void delta_keys_backward(X x, DeltaRun r, const DeltaRule<S>& 
         tile.add(Along{x.pair(x.Q, i0, 0), x.gram_row, 0}, typename X::Across{x.K, x.key_row, j0}, DELTA_ROWS);
         tile.each([&](int di, int dj, float (&v)[4]) {
             const int i = i0 + di, j = j0 + dj;
-            if (i == 0) store_pack<4>(delta_first_dk(x, r.t0) + j, v);
-            if (i == r.n) add_part<true>(v, delta_first_dk(x, r.t0 + DELTA_RUN) + j, 4);
-            if (i <= r.n && (i > 0 || r.t0 % args.segment == 0))   // else dK[0] is added to the run before
+            if (i == 0) store_pack<4>(delta_first_dk(x, run.t0) + j, v);
+            if (i == run.n) add_part<true>(v, delta_first_dk(x, run.t0 + DELTA_RUN) + j, 4);
+            if (i <= run.n && (i > 0 || run.t0 % args.segment == 0))   // else dK[0] is added to the run before
                 store_pack<4>(dk + i * args.NH * x.width + j, v);
         });
     });

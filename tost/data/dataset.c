@@ -114,10 +114,10 @@ static Rng shuffle_rng(const DataSource* s, uint64_t slot) {
 }
 
 // 0 … n - 1 in random order (Fisher-Yates)
-static void permute(uint32_t* out, uint64_t n, Rng* r) {
+static void permute(uint32_t* out, uint64_t n, Rng* rng) {
     for (uint64_t i = 0; i < n; i++) out[i] = (uint32_t)i;
     for (uint64_t i = n; i-- > 1;) {
-        uint64_t j = rng_below(r, i + 1);
+        uint64_t j = rng_below(rng, i + 1);
         uint32_t swap = out[i];
         out[i] = out[j];
         out[j] = swap;
@@ -131,8 +131,8 @@ static void enter_epoch(DataSource* s, uint64_t epoch) {
     s->at = -1;
     s->turn = xrealloc(s->turn, n * sizeof *s->turn);
     s->turn_start = xrealloc(s->turn_start, (n + 1) * sizeof *s->turn_start);
-    Rng r = shuffle_rng(s, 0);
-    permute(s->turn, n, &r);
+    Rng rng = shuffle_rng(s, 0);
+    permute(s->turn, n, &rng);
     s->turn_start[0] = 0;
     for (size_t k = 0; k < n; k++) s->turn_start[k + 1] = s->turn_start[k] + shard_samples(s, (int)s->turn[k]);
 }
@@ -143,9 +143,9 @@ static void enter_turn(DataSource* s, int k) {
     const uint64_t samples = shard_samples(s, (int)shard);
     s->at = k;
     s->perm = xrealloc(s->perm, (size_t)samples * sizeof *s->perm);
-    Rng r = shuffle_rng(s, 1 + (uint64_t)shard);
-    s->offset = rng_below(&r, s->stream.shards[shard].n_tokens - samples * (uint64_t)s->T);
-    permute(s->perm, samples, &r);
+    Rng rng = shuffle_rng(s, 1 + (uint64_t)shard);
+    s->offset = rng_below(&rng, s->stream.shards[shard].n_tokens - samples * (uint64_t)s->T);
+    permute(s->perm, samples, &rng);
 }
 
 // Position of sample i's first token in the stream.

@@ -142,15 +142,15 @@ static bool file_fill(InputFile* f, char* to, size_t n, TostError* err) {
 
 // Removes the first `used` bytes and reads a batch more. At first, checks the beginning of the file and removes a byte
 // order mark.
-static bool file_read(InputFile* f, size_t used, Reader* r, TostError* err) {
+static bool file_read(InputFile* f, size_t used, Reader* reader, TostError* err) {
     const uint64_t before = f->read;
-    const size_t more = r->batch_bytes + (before ? 0 : FORMAT_HEAD_BYTES);
+    const size_t more = reader->batch_bytes + (before ? 0 : FORMAT_HEAD_BYTES);
     f->n -= used;
     if (f->n) memmove(f->data, f->data + used, f->n);
     f->data = xrealloc(f->data, f->n + more);
     if (!file_fill(f, f->data + f->n, more, err)) return false;
     f->n += (size_t)(f->read - before);
-    r->count->bytes += f->read - before;
+    reader->count->bytes += f->read - before;
     size_t skip = 0;
     if (before == 0 && !text_check_head(&skip, f->name, f->data, f->n, err)) return false;
     if (skip) memmove(f->data, f->data + skip, f->n -= skip);
@@ -159,9 +159,9 @@ static bool file_read(InputFile* f, size_t used, Reader* r, TostError* err) {
 
 // ---- Formats ----
 
-static bool find_format(InputFile* f, Reader* r, TostError* err) {
-    if (!file_read(f, 0, r, err)) return false;
-    const TextInput* in = r->in;
+static bool find_format(InputFile* f, Reader* reader, TostError* err) {
+    if (!file_read(f, 0, reader, err)) return false;
+    const TextInput* in = reader->in;
     const char* end = f->data + f->n;
     f->jsonl = in->jsonl || (!in->plain && (has_suffix(f->name, ".jsonl") || begins_json(f->data, end, '{')));
     if (f->jsonl || in->plain) return true;
@@ -172,30 +172,31 @@ static bool find_format(InputFile* f, Reader* r, TostError* err) {
 
 // ---- Parts ----
 
-static void add_part(Reader* r, const char* text, size_t n, bool ends) {
-    r->parts = xgrow(r->parts, r->n_parts, sizeof *r->parts);
-    r->parts[r->n_parts++] = (TextPart){text, n, r->head, ends};
+static void add_part(Reader* reader, const char* text, size_t n, bool ends) {
+    reader->parts = xgrow(reader->parts, reader->n_parts, sizeof *reader->parts);
+    reader->parts[reader->n_parts++] = (TextPart){text, n, reader->head, ends};
 }
 
 // Adds the next n bytes of the current document, at first at least its head; ends: the document ends after them.
-static void add_text(Reader* r, const char* text, size_t n, bool ends) {
-    if (n && !r->in_document) {
-        r->in_document = true;
-        r->count->documents++;
-        r->head = 0xcbf29ce484222325;   // FNV-1a
-        for (size_t i = 0; i < n && i < DOCUMENT_HEAD; i++) r->head = (r->head ^ (uint8_t)text[i]) * 0x100000001b3;
+static void add_text(Reader* reader, const char* text, size_t n, bool ends) {
+    if (n && !reader->in_document) {
+        reader->in_document = true;
+        reader->count->documents++;
+        reader->head = 0xcbf29ce484222325;   // FNV-1a
+        for (size_t i = 0; i < n && i < DOCUMENT_HEAD; i++)
+            reader->head = (reader->head ^ (uint8_t)text[i]) * 0x100000001b3;
     }
-    if (!r->in_document) return;
-    const size_t part = r->batch_bytes / BATCH_PARTS + 1;
+    if (!reader->in_document) return;
+    const size_t part = reader->batch_bytes / BATCH_PARTS + 1;
     for (size_t want = part; want < n;) {
         size_t cut = tokenizer_last_cut(text, want);
-        if (cut) add_part(r, text, cut, false);
+        if (cut) add_part(reader, text, cut, false);
         text += cut;
         n -= cut;
         want = cut ? part : want * 2;
     }
-    add_part(r, text, n, ends);
-    if (ends) r->in_document = false;
+    add_part(reader, text, n, ends);
+    if (ends) reader->in_document = false;
 }
 
 // ---- Plain text ----
@@ -203,25 +204,25 @@ static void add_text(Reader* r, const char* text, size_t n, bool ends) {
 // Adds the complete documents in f, and the incomplete one after them up to its last safe cut, but not less than its
 // head. The rest begins with the white space at the cut, so it includes the line end before a separator line. Returns
 // the number of bytes used.
-static size_t add_documents(Reader* r, const InputFile* f) {
+static size_t add_documents(Reader* reader, const InputFile* f) {
     size_t p = 0, end, next;
     for (; document_ends(&end, &next, f->data, p, f->n, f->end); p = next)
-        add_text(r, f->data + p, end - p, true);
+        add_text(reader, f->data + p, end - p, true);
     size_t rest = f->end ? f->n - p : tokenizer_last_cut(f->data + p, end - p);
-    if (!f->end && !r->in_document && rest < DOCUMENT_HEAD) rest = 0;
-    add_text(r, f->data + p, rest, f->end);
+    if (!f->end && !reader->in_document && rest < DOCUMENT_HEAD) rest = 0;
+    add_text(reader, f->data + p, rest, f->end);
     return p + rest;
 }
 
 // Counts broken bytes and separators inside lines. Fails as soon as a file has too many broken bytes whatever follows.
 // A pipe counts as at least 1 GiB until its end.
-static bool check_parts(InputFile* f, Reader* r, TostError* err) {
+static bool check_parts(InputFile* f, Reader* reader, TostError* err) {
     const uint64_t size = f->end ? 0 : f->size ? f->size : 1 << 30, base = f->read - f->n;
     uint64_t count = 0, inside = 0, first = UINT64_MAX;
     #pragma omp parallel for reduction(+ : count, inside) reduction(min : first) \
-        num_threads(threads_or_max(r->in->threads)) if (r->n_parts > 16)
-    for (size_t i = 0; i < r->n_parts; i++) {
-        const char *p = r->parts[i].text, *end = p + r->parts[i].n;
+        num_threads(threads_or_max(reader->in->threads)) if (reader->n_parts > 16)
+    for (size_t i = 0; i < reader->n_parts; i++) {
+        const char *p = reader->parts[i].text, *end = p + reader->parts[i].n;
         uint64_t at = 0;
         const uint64_t broken = count_broken(&at, p, (size_t)(end - p));
         at += base + (uint64_t)(p - f->data);
@@ -232,8 +233,8 @@ static bool check_parts(InputFile* f, Reader* r, TostError* err) {
     if (!f->broken.count) f->broken.first = first;
     f->broken.count += count;
     f->broken.bytes = f->read;
-    if (inside && !r->count->inside) r->count->inside_in = f->name;
-    r->count->inside += inside;
+    if (inside && !reader->count->inside) reader->count->inside_in = f->name;
+    reader->count->inside += inside;
     return broken_accepted(&f->broken, size > f->read ? size : f->read, err);
 }
 
@@ -241,48 +242,48 @@ static bool check_parts(InputFile* f, Reader* r, TostError* err) {
 
 // Decodes the lines in parallel and adds their texts. With in->skip_bad_lines, invalid ones are counted and left empty;
 // otherwise, fails with the error of the first one.
-static bool decode_lines(Reader* r, const char* name, TostError* err) {
-    const TextInput* in = r->in;
+static bool decode_lines(Reader* reader, const char* name, TostError* err) {
+    const TextInput* in = reader->in;
     const char* field = in->text_field ? in->text_field : "text";
     size_t bad = SIZE_MAX;
     uint64_t count = 0;
     TostError first;
-    #pragma omp parallel for schedule(dynamic, 16) num_threads(threads_or_max(in->threads)) if (r->n_lines > 16)
-    for (size_t i = 0; i < r->n_lines; i++) {
+    #pragma omp parallel for schedule(dynamic, 16) num_threads(threads_or_max(in->threads)) if (reader->n_lines > 16)
+    for (size_t i = 0; i < reader->n_lines; i++) {
         TostError e;
-        Line* line = r->lines + i;
+        Line* line = reader->lines + i;
         if (json_text_field(line->text, &line->n_text, NULL, line->json, line->n, field, &e)) continue;
         line->n_text = 0;
         #pragma omp critical
         {
             count++;
-            if (i < bad) tost_error(&first, "%s: line %zu: %s", name, r->lines[bad = i].number, e.text);
+            if (i < bad) tost_error(&first, "%s: line %zu: %s", name, reader->lines[bad = i].number, e.text);
         }
     }
     if (count && !in->skip_bad_lines)
         return tost_error(err, "%s; --text-field NAME reads another field, --plain reads plain text, --skip-bad-lines "
                           "skips such lines; jq -c . FILE writes objects on one line each, iconv -f LATIN1 -t UTF-8 "
                           "FILE converts Latin-1", first.text);
-    if (count && !r->count->skipped) r->count->first_skipped = first;
-    r->count->skipped += count;
-    for (size_t i = 0; i < r->n_lines; i++) add_text(r, r->lines[i].text, r->lines[i].n_text, true);
+    if (count && !reader->count->skipped) reader->count->first_skipped = first;
+    reader->count->skipped += count;
+    for (size_t i = 0; i < reader->n_lines; i++) add_text(reader, reader->lines[i].text, reader->lines[i].n_text, true);
     return true;
 }
 
-// Collects the complete, non-blank lines of JSONL, whose text will be decoded to the same position in r->text. Of plain
-// text, adds them, except separators. Returns the number of bytes used.
-static size_t collect_lines(Reader* r, InputFile* f) {
+// Collects the complete, non-blank lines of JSONL, whose text will be decoded to the same position in reader->text. Of
+// plain text, adds them, except separators. Returns the number of bytes used.
+static size_t collect_lines(Reader* reader, InputFile* f) {
     const char *end = f->data + f->n, *json;
     while (!f->end && end > f->data && end[-1] != '\n') end--;
     Lines lines = {f->data, end, f->lines};
-    r->n_lines = 0;
-    r->text = xrealloc(r->text, f->n + 1);
+    reader->n_lines = 0;
+    reader->text = xrealloc(reader->text, f->n + 1);
     for (size_t n, at, next; next_line(&json, &n, &lines);) {
         if (is_blank(json, n)) continue;
-        if (!f->jsonl && !document_ends(&at, &next, json, 0, n, true)) add_text(r, json, n, true);
+        if (!f->jsonl && !document_ends(&at, &next, json, 0, n, true)) add_text(reader, json, n, true);
         if (!f->jsonl) continue;
-        r->lines = xgrow(r->lines, r->n_lines, sizeof *r->lines);
-        r->lines[r->n_lines++] = (Line){json, n, lines.number, r->text + (json - f->data), 0};
+        reader->lines = xgrow(reader->lines, reader->n_lines, sizeof *reader->lines);
+        reader->lines[reader->n_lines++] = (Line){json, n, lines.number, reader->text + (json - f->data), 0};
     }
     f->lines = lines.number;
     return (size_t)(end - f->data);
@@ -290,17 +291,17 @@ static size_t collect_lines(Reader* r, InputFile* f) {
 
 // ---- Files ----
 
-static bool read_documents(Reader* r, const char* path, UseParts* use, void* job, TostError* err) {
+static bool read_documents(Reader* reader, const char* path, UseParts* use, void* job, TostError* err) {
     InputFile f;
-    TextCount* c = r->count;
-    bool ok = file_open(&f, path, err) && find_format(&f, r, err);
+    TextCount* c = reader->count;
+    bool ok = file_open(&f, path, err) && find_format(&f, reader, err);
     for (bool more = true; ok && more;) {
-        const size_t used = f.jsonl || r->in->lines ? collect_lines(r, &f) : add_documents(r, &f);
-        ok = (f.jsonl ? decode_lines(r, f.name, err) : check_parts(&f, r, err)) && use(job, r->parts, r->n_parts, err)
-            && (!signals_received() || interrupted(err));
-        r->n_parts = 0;
+        const size_t used = f.jsonl || reader->in->lines ? collect_lines(reader, &f) : add_documents(reader, &f);
+        ok = (f.jsonl ? decode_lines(reader, f.name, err) : check_parts(&f, reader, err))
+            && use(job, reader->parts, reader->n_parts, err) && (!signals_received() || interrupted(err));
+        reader->n_parts = 0;
         more = !f.end;
-        ok = ok && (!more || file_read(&f, used, r, err));
+        ok = ok && (!more || file_read(&f, used, reader, err));
     }
     c->jsonl_files += f.jsonl;
     if (!c->broken.count) c->broken.first = f.broken.first, c->broken.name = f.name;
@@ -311,16 +312,16 @@ static bool read_documents(Reader* r, const char* path, UseParts* use, void* job
 }
 
 bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* job, TostError* err) {
-    Reader r = {.in = in, .count = count, .batch_bytes = in->batch_bytes ? in->batch_bytes : BATCH_BYTES};
+    Reader reader = {.in = in, .count = count, .batch_bytes = in->batch_bytes ? in->batch_bytes : BATCH_BYTES};
     bool ok = true;
     *count = (TextCount){0};
-    for (int i = 0; ok && i < in->files.count; i++) ok = read_documents(&r, in->files.strings[i], use, job, err);
+    for (int i = 0; ok && i < in->files.count; i++) ok = read_documents(&reader, in->files.strings[i], use, job, err);
     if (ok && !count->documents)
         ok = tost_error(err, "no document in the %" PRIu64 " bytes of input%s%s", count->bytes,
                         count->skipped ? "; the first line skipped: " : "", count->first_skipped.text);
-    free(r.parts);
-    free(r.lines);
-    free(r.text);
+    free(reader.parts);
+    free(reader.lines);
+    free(reader.text);
     return ok;
 }
 

@@ -199,11 +199,11 @@ static bool publish(ShardWriter* w, Split split, TostError* err) {
     return true;
 }
 
-bool shard_writer_close(ShardWriter* w, const Bytes* vocabulary, ShardCount written[SPLITS], TostError* err) {
+bool shard_writer_close(ShardWriter* w, const Bytes* tokenizer, ShardCount written[SPLITS], TostError* err) {
     const Path path = path_text("%s_" TOKENIZER_FILE, w->out);
-    const bool adds = vocabulary && !path_exists(path.text);   // an existing one is the same
+    const bool adds = tokenizer && !path_exists(path.text);   // an existing one is the same
     const bool ok = end_shard(w, &w->output[SPLIT_TRAIN], err) && end_shard(w, &w->output[SPLIT_VAL], err)
-        && (!adds || replace_file(path.text, vocabulary->data, vocabulary->size, err))
+        && (!adds || replace_file(path.text, tokenizer->data, tokenizer->size, err))
         && publish(w, SPLIT_VAL, err) && publish(w, SPLIT_TRAIN, err) && sync_dir(path_above(w->out).text, err);
     if (!ok && adds) unlink(path.text);
     for (Split s = 0; s < SPLITS; s++) {

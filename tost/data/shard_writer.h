@@ -15,7 +15,7 @@ ShardWriter* shard_writer_open(const char* out, uint32_t vocab_size, uint64_t sh
 bool shard_writer_append(ShardWriter* w, Split split, const uint32_t* ids, size_t n, TostError* err);  // < vocab_size
 // Moves the last n tokens of the training shards to the validation shards, which must have none.
 bool shard_writer_move_tail(ShardWriter* w, uint64_t n, TostError* err);
-// Writes vocabulary, unless NULL, as OUT_vocab.bpe. Syncs and renames the shards (none if there are no tokens). Frees w
+// Writes tokenizer, unless NULL, as OUT_vocab.bpe. Syncs and renames the shards (none if there are no tokens). Frees w
 // in any case; on failure removes all shards.
-bool shard_writer_close(ShardWriter* w, const Bytes* vocabulary, ShardCount written[SPLITS], TostError* err);
+bool shard_writer_close(ShardWriter* w, const Bytes* tokenizer, ShardCount written[SPLITS], TostError* err);
 void shard_writer_abandon(ShardWriter* w);      // removes the shards, frees w; NULL is ignored

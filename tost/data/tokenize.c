@@ -15,7 +15,7 @@ typedef struct { size_t first, n; } Ids;   // of a part, in the batch's ids
 
 typedef struct {
     const TokenizeOptions* o;
-    TokenizeResult*  r;
+    TokenizeResult*  result;
     Tokenizer*       tokenizer;
     int              threads;
     uint64_t         first;          // head of the first document
@@ -53,22 +53,22 @@ static Split split_of(const Job* job, uint64_t head) {
 static bool write_batch(void* context, const TextPart* parts, size_t n, TostError* err) {
     Job* job = context;
     encode_parts(job, parts, n);
-    if (n && job->r->tokens == 0) job->first = parts[0].head;
+    if (n && job->result->tokens == 0) job->first = parts[0].head;
     for (size_t i = 0; i < n; i++) {
         const Ids* part = job->parts + i;
         const Split split = split_of(job, parts[i].head);
         job->validates |= split == SPLIT_VAL;
         if (!shard_writer_append(job->writer, split, job->ids + part->first, part->n, err)) return false;
-        job->r->tokens += part->n;
+        job->result->tokens += part->n;
     }
-    if (job->o->progress) job->o->progress(job->o->in.context, job->r);
+    if (job->o->progress) job->o->progress(job->o->in.context, job->result);
     return true;
 }
 
 // ---- The command ----
 
 // OUT_vocab.bpe will be written: fails if it is another tokenizer.
-static bool check_vocabulary(const Job* job, TostError* err) {
+static bool check_tokenizer(const Job* job, TostError* err) {
     const Path path = path_text("%s_" TOKENIZER_FILE, job->o->out);
     Tokenizer* old = tokenizer_open(path.text, &(TostError){0});
     const bool ok = old ? tokenizer_hash(old) == tokenizer_hash(job->tokenizer) : !path_exists(path.text);
@@ -82,23 +82,23 @@ static bool run_job(Job* job, TostError* err) {
     job->tokenizer = tokenizer_open(o->tokenizer, err);
     if (!job->tokenizer) return false;
     job->writer = shard_writer_open(o->out, (uint32_t)tokenizer_size(job->tokenizer), o->shard_tokens, err);
-    if (!job->writer || !check_vocabulary(job, err)) return false;
+    if (!job->writer || !check_tokenizer(job, err)) return false;
     job->threads = threads_or_max(o->in.threads);
     job->caches = xmalloc((size_t)job->threads * sizeof *job->caches);
     for (int i = 0; i < job->threads; i++) job->caches[i] = tokenizer_cache_new();
-    if (!documents_read(&o->in, &job->r->read, write_batch, job, err)) return false;
+    if (!documents_read(&o->in, &job->result->read, write_batch, job, err)) return false;
     // Of few documents, all may be in the training shards: moves the last tokens to the validation shards.
-    const uint64_t tail = job->validates ? 0 : (uint64_t)(o->val_frac * (double)job->r->tokens);
+    const uint64_t tail = job->validates ? 0 : (uint64_t)(o->val_frac * (double)job->result->tokens);
     if (tail > 0 && !shard_writer_move_tail(job->writer, tail, err)) return false;
     ShardWriter* w = job->writer;
     job->writer = NULL;
-    return shard_writer_close(w, tokenizer_file(job->tokenizer), job->r->written, err);
+    return shard_writer_close(w, tokenizer_file(job->tokenizer), job->result->written, err);
 }
 
-bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err) {
-    *r = (TokenizeResult){0};
+bool tokenize_files(const TokenizeOptions* o, TokenizeResult* result, TostError* err) {
+    *result = (TokenizeResult){0};
     if (!documents_check(&o->in, err)) return false;
-    Job job = {.o = o, .r = r};
+    Job job = {.o = o, .result = result};
     const bool ok = run_job(&job, err);
     shard_writer_abandon(job.writer);
     for (int i = 0; job.caches && i < job.threads; i++) free(job.caches[i]);

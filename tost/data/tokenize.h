@@ -24,4 +24,4 @@ typedef struct {
 } TokenizeOptions;
 
 // Fails like documents_read and shard_writer.h. On failure all shards are removed.
-bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err);
+bool tokenize_files(const TokenizeOptions* o, TokenizeResult* result, TostError* err);

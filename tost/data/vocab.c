@@ -17,7 +17,7 @@ typedef struct { uint32_t* words; size_t n; } Holders;   // the words that have 
 
 typedef struct {
     const VocabOptions* o;
-    VocabResult* r;
+    VocabResult* result;
     int        threads;
     StringSet* words;        // (threads) how often each occurs; in the end, words[0] has all
     uint32_t*  tokens;       // word w is tokens[first .. first + n) of its String
@@ -40,7 +40,7 @@ static bool count_words(void* context, const TextPart* parts, size_t n, TostErro
             string_set_add(words, parts[i].text + p, end - p, 1);
         }
     }
-    if (l->o->progress) l->o->progress(l->o->in.context, l->r);
+    if (l->o->progress) l->o->progress(l->o->in.context, l->result);
     return true;
 }
 
@@ -52,7 +52,7 @@ static void collect_words(Learner* l) {
             string_set_add(l->words, s->bytes + w->first, w->n, w->count);
         string_set_free(s);
     }
-    l->r->words = l->words->n;
+    l->result->words = l->words->n;
 }
 
 // ---- Pairs ----
@@ -123,26 +123,27 @@ static void merge_in_word(Learner* l, uint32_t left, uint32_t right, uint32_t me
 
 // Makes a token of a pair. Its bytes are those of no other token: wherever they occur, they were merged alike.
 static void merge_pair(Learner* l, uint64_t pair, Holders holders) {
-    const uint32_t left = (uint32_t)(pair >> 32), right = (uint32_t)pair, merged = BYTES + (uint32_t)l->r->merges++;
+    const uint32_t left = (uint32_t)(pair >> 32), right = (uint32_t)pair;
+    const uint32_t merged = BYTES + (uint32_t)l->result->merges++;
     l->pieces[merged] = xasprintf("%s%s", l->pieces[left], l->pieces[right]);
     fprintf(l->file, "%s %s\n", l->pieces[left], l->pieces[right]);
     for (size_t i = 0; i < holders.n; i++) merge_in_word(l, left, right, merged, holders.words[i]);
     queue_pairs(l);
-    if (l->o->progress) l->o->progress(l->o->in.context, l->r);
+    if (l->o->progress) l->o->progress(l->o->in.context, l->result);
 }
 
 static bool learn(Learner* l, TostError* err) {
     pattern_prepare();
-    if (l->o->in.files.count && !documents_read(&l->o->in, &l->r->read, count_words, l, err)) return false;
+    if (l->o->in.files.count && !documents_read(&l->o->in, &l->result->read, count_words, l, err)) return false;
     collect_words(l);
     begin_with_bytes(l);
     fputs("#version: 0.2\n", l->file);
     const long limit = TOKENIZER_MAX_FILE;
-    while (l->queue.count && l->r->merges < l->r->wanted && ftell(l->file) <= limit && !signals_received()) {
+    while (l->queue.count && l->result->merges < l->result->wanted && ftell(l->file) <= limit && !signals_received()) {
         const HeapKey key = heap_pop(&l->queue);
         const uint32_t i = string_set_add(&l->pairs, (const char*)&key.second, sizeof key.second, 0);
         const uint64_t count = l->pairs.strings[i].count;
-        l->r->frequent += count == ~key.first && count >= VOCAB_FREQUENT;
+        l->result->frequent += count == ~key.first && count >= VOCAB_FREQUENT;
         if (count == ~key.first) merge_pair(l, key.second, l->holders[i]);
         else if (count) heap_push(&l->queue, (HeapKey){~count, key.second});
     }
@@ -151,12 +152,12 @@ static bool learn(Learner* l, TostError* err) {
         || tost_error(err, "%s: would have more than %ld bytes; give a lower --size", l->o->out, limit);
 }
 
-bool vocab_learn(const VocabOptions* o, VocabResult* r, TostError* err) {
-    *r = (VocabResult){.wanted = o->size - VOCAB_MIN_SIZE};
+bool vocab_learn(const VocabOptions* o, VocabResult* result, TostError* err) {
+    *result = (VocabResult){.wanted = o->size - VOCAB_MIN_SIZE};
     if (path_exists(o->out))
         return tost_error(err, "%s: exists already; remove it or choose another --out", o->out);
     if (!check_writable(o->out, err) || !documents_check(&o->in, err)) return false;
-    Learner l = {.o = o, .r = r, .threads = threads_or_max(o->in.threads)};
+    Learner l = {.o = o, .result = result, .threads = threads_or_max(o->in.threads)};
     Bytes text;
     l.words = xcalloc((size_t)l.threads, sizeof *l.words);
     l.pieces = xcalloc((size_t)o->size, sizeof *l.pieces);

@@ -22,4 +22,4 @@ typedef struct {
 // Merges the most frequent pair of adjacent tokens in a word (pattern_end) into a new token, again and again. Of
 // equally frequent pairs, that with the lower left id is first, then that with the lower right id. The result does not
 // depend on the number of threads; memory grows with the number of different words.
-bool vocab_learn(const VocabOptions* o, VocabResult* r, TostError* err);
+bool vocab_learn(const VocabOptions* o, VocabResult* result, TostError* err);

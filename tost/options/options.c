@@ -377,10 +377,10 @@ static bool check_train(Options* o, TostError* err) {
         return tost_error(err, "--for chooses the steps of a new run: leave out --%s", o->resume ? "resume" : "epochs");
     if (o->run_for > 0 && o->recipe.optimizer != TOST_MUON && !recipe_given(&o->recipe, RECIPE_lr))
         return tost_error(err, "--for can choose a learning rate for Muon only: give --lr, or --optimizer muon");
-    const int vocabulary = o->recipe.config.vocab_size;
+    const int vocab_size = o->recipe.config.vocab_size;
     if (o->text.count && recipe_given(&o->recipe, RECIPE_vocab_size)
-        && (vocabulary < VOCAB_MIN_SIZE || vocabulary > TOKENIZER_MAX_FILE / 4))
-        return tost_error(err, "--vocab-size %d: with --text, give %d to %d", vocabulary, VOCAB_MIN_SIZE,
+        && (vocab_size < VOCAB_MIN_SIZE || vocab_size > TOKENIZER_MAX_FILE / 4))
+        return tost_error(err, "--vocab-size %d: with --text, give %d to %d", vocab_size, VOCAB_MIN_SIZE,
                           TOKENIZER_MAX_FILE / 4);
     if (o->resume || o->init) return true;   // sizes come from a file and are checked by recipe_set_config
     // --for has not chosen its sizes yet
@@ -422,7 +422,7 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
 // ---- Parsing ----
 
 // Sets the option **at and moves *at to its last value, if that is an argument of its own.
-static bool take_option(Options* o, char* const** at, TostError* err) {
+static bool parse_option(Options* o, char* const** at, TostError* err) {
     const char *arg = **at, *next = (*at)[1];
     const bool help = strcmp(arg, "-h") == 0, dashes = strncmp(arg, "--", 2) == 0;
     const char *name = help ? "help" : dashes ? arg + 2 : "", *equals = strchr(name, '=');
@@ -464,7 +464,7 @@ bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, 
     for (char* const* arg = argv + 1 + o->named; argc > 0 && *arg; arg++) {
         if (options && strcmp(*arg, "--") == 0) options = false;
         else if (!options || (*arg)[0] != '-' || !(*arg)[1]) o->files[o->n_files++] = *arg;
-        else if (!take_option(o, &arg, err)) return false;
+        else if (!parse_option(o, &arg, err)) return false;
     }
     set_defaults(o, engine);
     return o->page || check_together(o, engine, err);
@@ -475,15 +475,15 @@ void options_free(Options* o) {
     for (int i = 0; i < OPTION_ROWS; i++) setting_clear(o, &option_table[i]);
 }
 
-bool options_same(const Options* o, const TostRecipe* r, TostComm* comm, TostError* err) {
+bool options_same(const Options* o, const TostRecipe* recipe, TostComm* comm, TostError* err) {
     uint32_t own[OPTION_ROWS], first[OPTION_ROWS];
     int i = 0;
     for (; i < OPTION_ROWS; i++) {
         const RecipeRow row = recipe_row(&option_table[i]);
         // --dtype also if not given: its default depends on the processor, unless a checkpoint has it
-        const bool of_recipe = row < RECIPE_ROWS, given = of_recipe ? recipe_given(r, row) : o->given[i];
+        const bool of_recipe = row < RECIPE_ROWS, given = of_recipe ? recipe_given(recipe, row) : o->given[i];
         const bool compared = given || (row == RECIPE_dtype && !o->resume);
-        char* value = !compared ? NULL : of_recipe ? setting_text(r, &recipe_table[row])
+        char* value = !compared ? NULL : of_recipe ? setting_text(recipe, &recipe_table[row])
                                                    : setting_text(o, &option_table[i]);
         own[i] = first[i] = value ? crc32_update(1, value, strlen(value)) : given;
         free(value);

@@ -51,9 +51,9 @@ typedef struct {
 // Call options_free in any case.
 bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err);
 void options_free(Options* o);
-// Fails on all ranks, naming the option, if an option of any rank, on its command line or in its recipe r, differs from
+// Fails on all ranks, naming the option, if an option of any rank, on its command line or in its recipe, differs from
 // that of rank 0. Ranks with different options would exchange different messages.
-bool options_same(const Options* o, const TostRecipe* r, TostComm* comm, TostError* err);
+bool options_same(const Options* o, const TostRecipe* recipe, TostComm* comm, TostError* err);
 
 typedef struct { const char *name, *usage, *about, *no_operands; } CommandHelp;   // no_operands: what to give instead
 

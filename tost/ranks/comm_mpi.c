@@ -30,32 +30,32 @@ static void check(TostComm* c, int result, int rank) {
 
 static CommRequest* mpi_start(TostComm* c, const CommMessage* messages) {
     const int size = c->place.size;
-    CommRequest* r = xmalloc((size_t)size * sizeof *r);
-    for (int i = 0; i < size; i++) r[i] = (CommRequest){MPI_REQUEST_NULL, MPI_REQUEST_NULL};
+    CommRequest* pair = xmalloc((size_t)size * sizeof *pair);
+    for (int i = 0; i < size; i++) pair[i] = (CommRequest){MPI_REQUEST_NULL, MPI_REQUEST_NULL};
     for (int step = 1; step < size; step++) {   // each rank starts with another one
         const int other = (c->place.rank + step) % size;
         const CommMessage* m = &messages[other];
         const int in = (int)m->receive_bytes, out = (int)m->send_bytes;
         if (m->receive_bytes > INT_MAX || m->send_bytes > INT_MAX) check(c, MPI_ERR_COUNT, other);
-        if (in) check(c, MPI_Irecv(m->receive, in, MPI_BYTE, other, 0, MPI_COMM_WORLD, &r[other].receive), other);
-        if (out) check(c, MPI_Isend(m->send, out, MPI_BYTE, other, 0, MPI_COMM_WORLD, &r[other].send), other);
+        if (in) check(c, MPI_Irecv(m->receive, in, MPI_BYTE, other, 0, MPI_COMM_WORLD, &pair[other].receive), other);
+        if (out) check(c, MPI_Isend(m->send, out, MPI_BYTE, other, 0, MPI_COMM_WORLD, &pair[other].send), other);
     }
-    return r;
+    return pair;
 }
 
 static bool mpi_test(TostComm* c, CommRequest** request, bool* arrived) {
-    CommRequest* r = *request;
+    CommRequest* pair = *request;
     bool all = true;
     for (int rank = 0; rank < c->place.size; rank++) {
         int received = 0, sent = 0;
         MPI_Status status;
-        check(c, MPI_Test(&r[rank].receive, &received, &status), rank);
-        check(c, MPI_Test(&r[rank].send, &sent, &status), rank);
+        check(c, MPI_Test(&pair[rank].receive, &received, &status), rank);
+        check(c, MPI_Test(&pair[rank].send, &sent, &status), rank);
         if (arrived) arrived[rank] = received && sent;
         all = all && received && sent;
     }
     if (!all) return false;
-    free(r);
+    free(pair);
     *request = NULL;
     return true;
 }

@@ -63,12 +63,12 @@ static void find_owned(Exchange* x, const TostTensors* tensors, TostOptimizer op
         const size_t packed = slices_packed(&x->slices, x->rank, k);
         for (int i = 0; i < tensors->count; i++) {
             const TostTensor* t = &tensors->tensor[i];
-            const Range r = range_meet(slice, (Range){t->offset, t->offset + t->size});
-            if (range_size(r) == 0) continue;
+            const Range own = range_meet(slice, (Range){t->offset, t->offset + t->size});
+            if (range_size(own) == 0) continue;
             const bool muon = tost_uses_muon(t, optimizer);
-            x->owned[x->n_owned++] = (Owned){t, muon, k, range_size(r), r.start, packed + r.start - slice.start,
+            x->owned[x->n_owned++] = (Owned){t, muon, k, range_size(own), own.start, packed + own.start - slice.start,
                                              x->v_size};
-            if (!muon) x->v_size += (range_size(r) + ALIGN - 1) / ALIGN * ALIGN;
+            if (!muon) x->v_size += (range_size(own) + ALIGN - 1) / ALIGN * ALIGN;
         }
     }
 }

@@ -32,7 +32,7 @@ size_t slices_packed(const Slices* s, int rank, int k);
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static inline size_t slice_units(size_t elements) { return (elements + SLICE_UNIT - 1) / SLICE_UNIT; }
-static inline size_t range_size(Range r) { return r.end - r.start; }
+static inline size_t range_size(Range range) { return range.end - range.start; }
 static inline Range range_meet(Range a, Range b) {   // empty: start = end
     const size_t start = max_size(a.start, b.start);
     const Range meet = {start, max_size(start, min_size(a.end, b.end))};

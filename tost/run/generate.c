@@ -113,13 +113,13 @@ static void row_write(BatchRow* row, const Generator* g, const char* bytes, size
         hold = 0;
     }
     const size_t ready = found ? (size_t)(found - row->held) : row->n_held - hold;
-    if (!g->take(row->text->context, row->held, ready) && !found) row->text->finish = FINISH_SINK;
+    if (!g->sink(row->text->context, row->held, ready) && !found) row->text->finish = FINISH_SINK;
     memmove(row->held, row->held + ready, hold);
     row->n_held = hold;
 }
 
 // Adds a sampled token to its text. If the text ends without the stop text, passes on the bytes held back for it.
-static void row_take(BatchRow* row, const Batch* b, int32_t id) {
+static void row_add_token(BatchRow* row, const Batch* b, int32_t id) {
     const Generator* g = b->g;
     if (g->tokenizer && id == tokenizer_eot(g->tokenizer)) {
         row->text->finish = FINISH_END_OF_TEXT;
@@ -132,7 +132,7 @@ static void row_take(BatchRow* row, const Batch* b, int32_t id) {
         if (!is_done(row) && row->text->tokens >= b->max_tokens) row->text->finish = FINISH_LENGTH;
     }
     if (is_done(row) && row->text->finish != FINISH_SINK && row->n_held > 0)
-        g->take(row->text->context, row->held, row->n_held);
+        g->sink(row->text->context, row->held, row->n_held);
 }
 
 // ---- The loop ----
@@ -153,13 +153,13 @@ static void choose_tokens(Batch* b) {
 }
 
 // Adds the sampled tokens to the texts. Returns whether there was one.
-static bool take_tokens(Batch* b, bool* ok, TostError* err) {
+static bool add_tokens(Batch* b, bool* ok, TostError* err) {
     bool sampled = false;
     for (int r = 0; r < b->n && *ok; r++) {
         BatchRow* row = &b->rows[r];
         if (!samples_next(b, row)) continue;
         sampled = true;
-        if (b->tokens[r] >= 0) row_take(row, b, b->tokens[r]);
+        if (b->tokens[r] >= 0) row_add_token(row, b, b->tokens[r]);
         else *ok = tost_error(err, "the logits after %lld tokens are not numbers; the weights have diverged: use an "
                               "earlier checkpoint (--model)", (long long)row->text->tokens);
     }
@@ -177,7 +177,7 @@ static bool batch_run(Batch* b, double* seconds, TostError* err) {
     while (ok && rows_left(b) > 0) {
         const double start = now_seconds();
         choose_tokens(b);
-        const bool sampled = take_tokens(b, &ok, err);
+        const bool sampled = add_tokens(b, &ok, err);
         if (ok && rows_left(b) > 0) batch_append(b);
         if (sampled) *seconds += now_seconds() - start;
     }

@@ -14,18 +14,18 @@ typedef struct {
     const TostConfig* config;
     const Tokenizer*  tokenizer; // NULL: writes ids, each after a space; no id ends a text; no prompt may be empty
     SamplerOptions    options;
-    TextSink          take;
+    TextSink          sink;
     StringList        stop;      // a text ends before any of these texts
 } Generator;
 
-// SINK: take returned false; NONE: not finished, also if generate failed
+// SINK: sink returned false; NONE: not finished, also if generate failed
 typedef enum { FINISH_LENGTH, FINISH_END_OF_TEXT, FINISH_STOP, FINISH_SINK, FINISH_NONE } Finish;
 
 typedef struct {
     const uint32_t* prompt;      // (n_prompt) ids
     size_t          n_prompt;
     Rng             rng;
-    void*           context;     // passed to take
+    void*           context;     // passed to sink
     // results
     int64_t         tokens;      // including those of the stop text
     Finish          finish;
@@ -37,7 +37,7 @@ enum { MAX_TEXTS_TOGETHER = TOST_FEW_ROWS };
 
 // Generates up to max_tokens tokens after each of n prompts; n is at most MAX_TEXTS_TOGETHER and
 // TostEngineOptions.max_batch, and the prompts have the same generate_group. With the CPU engine, each text is the same
-// as if generated alone. Stops at <|endoftext|>, which is neither passed to take nor counted. An empty prompt starts
+// as if generated alone. Stops at <|endoftext|>, which is neither passed to sink nor counted. An empty prompt starts
 // from <|endoftext|>.
 // A prompt longer than block_size is truncated to its last max(1, block_size/2) tokens. When all block_size positions
 // are used, the next token rebuilds the decode state from the last max(1, block_size/2) tokens including itself. A

@@ -83,7 +83,7 @@ static void show(Progress* p, const char* line) {
 }
 
 // True if the next progress line is due. If so, it counts as shown now.
-static bool take_turn(Progress* p, double live_interval) {
+static bool line_is_due(Progress* p, double live_interval) {
     const double now = now_seconds();
     const double plain_interval = fmax(p->interval, fmin(PLAIN_FRACTION * (now - p->began), PLAIN_SLOWEST));
     if (p->quiet || now - p->shown < (p->live ? live_interval : plain_interval)) return false;
@@ -102,7 +102,7 @@ static TextLine duration(double seconds) {
 
 void progress_show(Progress* p, double done, const char* fmt, ...) {
     TextLine percent = {""}, eta = {""};
-    if (!take_turn(p, LIVE_INTERVAL)) return;
+    if (!line_is_due(p, LIVE_INTERVAL)) return;
     va_list ap;
     va_start(ap, fmt);
     const TextLine text = vtext_line(fmt, ap);
@@ -146,7 +146,7 @@ void progress_micro_batch(Progress* p, double done) {
     if (done == 0) p->step_started = now;
     if (p->run_started == 0) p->run_started = now;
     const double seconds = now - p->step_started;
-    if (done == 0 || done == all || seconds < STEP_IS_LONG || !take_turn(p, LIVE_INTERVAL)) return;
+    if (done == 0 || done == all || seconds < STEP_IS_LONG || !line_is_due(p, LIVE_INTERVAL)) return;
     const TextLine micro_batch = text_line("  micro-batch %.6g/%lld", done, (long long)p->micro_batches);
     if (p->last.step >= 0) snprintf(loss, sizeof loss, "  loss %.4f", plain_nan(p->last.train_loss));
     const TextLine rest = text_line("%s  step ETA %s  run ETA %s  %s tok/s", loss,
@@ -163,7 +163,7 @@ void progress_step(Progress* p, const LogRow* row) {
     p->step = row->step;
     p->done = 0;
     if (first || last) p->shown = -INFINITY;
-    if (!take_turn(p, LIVE_STEP_INTERVAL)) return;
+    if (!line_is_due(p, LIVE_STEP_INTERVAL)) return;
     if (p->peak_tokens_per_s > 0)
         snprintf(mfu, sizeof mfu, "  %.1f%% MFU", 100 * row->tokens_per_s / p->peak_tokens_per_s);
     const TextLine rest = text_line("  loss %.6f  ETA %s  %s tok/s%s  %.1f ms  lr %.3e  |g| %.4f",

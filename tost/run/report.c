@@ -301,7 +301,7 @@ bool report_sample(Run* r, TostError* err) {
     const Generator generator = {.chunks = &r->chunks, .config = &recipe->config,
                                  .tokenizer = r->tokenizer,
                                  .options = {recipe->temperature, recipe->top_k, recipe->top_p},
-                                 .take = append_token};
+                                 .sink = append_token};
     Text continued = {.context = sample, .rng = rng_seeded((uint64_t)recipe->seed, (uint64_t)SAMPLE_STREAM << 48
                                                                                | (uint64_t)r->info.step)};
     const bool ok = generate(&continued, 1, &seconds, &generator, recipe->sample_tokens, err);

@@ -73,8 +73,8 @@ bool run_load_weights(Run* r, TostError* err);   // into the new model; without 
 // Steps that read a source once. Repeated up to about 4 times, data is nearly as good as new (Muennighoff et al., 2023,
 // arXiv 2305.16264): above, a new run keeps its best weights.
 enum { FEW_EPOCHS = 4, MANY_EPOCHS = 10 };
-static inline double epoch_steps(const TostRecipe* r, const DataSource* s) {
-    return (double)s->samples * r->seq / (double)r->total_batch / s->weight;
+static inline double epoch_steps(const TostRecipe* recipe, const DataSource* s) {
+    return (double)s->samples * recipe->seq / (double)recipe->total_batch / s->weight;
 }
 // Opens the data, creates the model, then the folder and its log; prints the settings.
 bool run_set_up(Run* r, TostError* err);

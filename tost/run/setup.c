@@ -60,7 +60,7 @@ static bool open_tokenizer(Run* r, TostError* err) {
             free(r->info.tokenizer);
             r->info.tokenizer = xstrdup(path.text);
         }
-        r->info.vocabulary = tokenizer_file(r->tokenizer);
+        r->info.tokenizer_file = tokenizer_file(r->tokenizer);
         r->info.tokenizer_hash = tokenizer_hash(r->tokenizer);
         if (resize) recipe->config.vocab_size = (tokenizer_size(r->tokenizer) + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
         if (r->args->init)

@@ -286,11 +286,10 @@ static bool write_folder(const char* dir, const CheckpointInfo* info, const Chec
     if (!checkpoint_remove(dir, err) && path_exists(dir)) return false;
     if (mkdir(dir, 0777) != 0) return tost_error(err, "%s: the folder cannot be created: %s", dir, strerror(errno));
     KeyValues meta = metadata_list(info);
-    const Bytes* vocabulary = info->vocabulary;
+    const Bytes* file = info->tokenizer_file;
     const bool ok = write_contents(dir, &model_contents, m, &meta, err)
                     && write_contents(dir, &optimizer_contents, m, &meta, err)
-                    && (!vocabulary || replace_file(path_in(dir, TOKENIZER_FILE).text, vocabulary->data,
-                                                    vocabulary->size, err))
+                    && (!file || replace_file(path_in(dir, TOKENIZER_FILE).text, file->data, file->size, err))
                     && sync_dir(dir, err);
     key_values_free(&meta);
     return ok;

@@ -14,8 +14,8 @@ bool loaded_model_find(LoadedModel* m, const char* model, const TostEngine* engi
     return true;
 }
 
-bool loaded_model_create(LoadedModel* m, const TostRecipe* r, int max_batch, int seq, TostError* err) {
-    const TostEngineOptions options = recipe_engine(r, max_batch, seq, 0, m->comm);
+bool loaded_model_create(LoadedModel* m, const TostRecipe* recipe, int max_batch, int seq, TostError* err) {
+    const TostEngineOptions options = recipe_engine(recipe, max_batch, seq, 0, m->comm);
     TostModel* model = m->engine->create(&m->info.config, &options, err);
     m->chunks = (Chunks){.engine = m->engine, .model = model, .max_chunk = options.max_chunk};
     const CheckpointModel loaded = {m->engine, model, &m->tensors, TOST_ADAMW, NULL};

@@ -21,8 +21,8 @@ typedef struct {
 // model: a file, checkpoint or run; NULL: the newest run in out/. engine: NULL for info, which describes the newest
 // checkpoint of a run; else see checkpoint_open_best
 bool loaded_model_find(LoadedModel* m, const char* model, const TostEngine* engine, TostError* err);
-// r: has dtype, threads and chunk
-bool loaded_model_create(LoadedModel* m, const TostRecipe* r, int max_batch, int seq, TostError* err);
+// recipe: has dtype, threads and chunk
+bool loaded_model_create(LoadedModel* m, const TostRecipe* recipe, int max_batch, int seq, TostError* err);
 // Fails, naming the model, if a loss that it computed is not finite.
 bool loaded_model_check_loss(const LoadedModel* m, double loss, TostError* err);
 // Opens the given tokenizer or, for NULL, that of the checkpoint, whose CRC-32 must match. NULL on error.

@@ -20,7 +20,7 @@ typedef struct {
     char*      program;           // that wrote the file, with its version; NULL: unknown. Not for writing
     char*      tokenizer;         // path of the tokenizer used in training, or NULL
     uint32_t   tokenizer_hash;    // CRC-32 of that file
-    const Bytes* vocabulary;      // write it as vocab.bpe; NULL: none. Not stored
+    const Bytes* tokenizer_file;  // write it as vocab.bpe; NULL: none. Not stored
     KeyValues options;           // of the run, to compare with those of a resumed run
 } CheckpointInfo;
 

@@ -92,7 +92,7 @@ static void test_together(Checks* c, const Tokenizer* tokenizer, int threads) {
     TostModel* m = new_model(&config, threads);
     Chunks chunks = {.engine = &engine, .model = m, .max_chunk = config.block_size};
     const Generator g = {.chunks = &chunks, .config = &config, .tokenizer = tokenizer,
-                         .options = {.temperature = 0}, .take = take_text};
+                         .options = {.temperature = 0}, .sink = take_text};
     Case* cases = xmalloc(MAX_TEXTS_TOGETHER * sizeof *cases);
     Rng rng = rng_seeded(5, (uint64_t)threads);
     for (size_t i = 0; i < countof(groups); i++)

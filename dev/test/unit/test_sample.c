@@ -231,7 +231,7 @@ static void test_generate(Checks* c) {
         uint32_t prompt[MAX_IDS];
         int32_t script[MAX_IDS];
         const size_t n = tokenizer_encode(tokenizer, NULL, prompt, s->prompt, strlen(s->prompt));
-        Generated r = generated((Generator){.config = &config, .tokenizer = tokenizer, .take = take_text},
+        Generated r = generated((Generator){.config = &config, .tokenizer = tokenizer, .sink = take_text},
                                 (Text){.prompt = prompt, .n_prompt = n}, read_script(script, tokenizer, s->script),
                                 s->stop_at, s->max_tokens);
         if (s->error) check_refused(c, r.ok, &r.err, s->error, s->what);
@@ -278,7 +278,7 @@ static void test_stop(Checks* c) {
         int32_t script[MAX_IDS];
         char* stops[] = {cases[i].stop, cases[i].also};
         const Generator g = {.config = &of_bytes, .tokenizer = i + 1 < countof(cases) ? tokenizer : NULL,
-                             .take = take_marked, .stop = {(stops[0] != NULL) + (stops[1] != NULL), stops}};
+                             .sink = take_marked, .stop = {(stops[0] != NULL) + (stops[1] != NULL), stops}};
         const Text text = {.prompt = (uint32_t[]){5}, .n_prompt = 1};
         Generated r = generated(g, text, read_script(script, tokenizer, cases[i].script), 0, cases[i].max_tokens);
         check(c, r.ok && strcmp(r.sink.text, cases[i].text) == 0, "stop %s in %s: expected %s, got %s", cases[i].stop,

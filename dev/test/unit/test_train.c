@@ -376,7 +376,8 @@ static void replace_text(const char* folder, const char* from, const char* to) {
 #define BEST_EVERY BASE "--data good.bin --val-data copy.bin --val-windows 6 --save-every 4 --keep-best --val-every "
 #define BEST BEST_EVERY "4 --steps 12 "
 
-// Kills a run at an event, which leaves its lock file, and resumes it. False if it was not killed. saved: the step that must be saved by then, or 0.
+// Kills a run at an event, which leaves its lock file, and resumes it. False if it was not killed. saved: the step that
+// must be saved by then, or 0.
 static bool kill_at(Checks* c, Event event, int at, int saved_step) {
     hooks[0] = (Hook){event, at, kill_process};
     Outcome o = run(BEST "--out cut");
