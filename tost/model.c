@@ -1,8 +1,6 @@
 // model.c: limits of sizes, their description, and the tensors of a model.
 #include "model.h"
 
-#include <stdio.h>
-
 #include "base/memory.h"
 
 // ---- Sizes ----

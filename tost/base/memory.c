@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 static void print_and_exit(size_t bytes) {
     fprintf(stderr, "out of memory: %zu bytes could not be allocated\n", bytes);

@@ -2,7 +2,6 @@
 // BUILT_FOR as the features that the other files use: the names of the compiler's macros without outer underscores.
 #include "base/processor.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

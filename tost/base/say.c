@@ -1,9 +1,6 @@
 // say.c: prints errors and warnings.
 #include "base/say.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/memory.h"

@@ -1,14 +1,11 @@
 // eval.c: computes the loss of a trained model on token shards: every token but the first is scored once, in
 // windows that may overlap, or windows at random positions are scored. --task is in eval_task.c.
 #include <ctype.h>
-#include <math.h>
 
 #include "base/clock.h"
 #include "base/json_write.h"
-#include "base/memory.h"
 #include "base/rng.h"
 #include "base/signals.h"
-#include "base/text.h"
 #include "commands/commands.h"
 #include "commands/intervals.h"
 #include "data/shards.h"

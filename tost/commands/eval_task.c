@@ -1,11 +1,7 @@
 // eval_task.c: scores examples in batches and prints accuracy and loss.
-#include <math.h>
-
 #include "base/clock.h"
 #include "base/json_write.h"
-#include "base/memory.h"
 #include "base/signals.h"
-#include "base/text.h"
 #include "commands/commands.h"
 #include "commands/intervals.h"
 #include "commands/examples.h"

@@ -1,13 +1,8 @@
 // info.c: prints the contents of a model file, a checkpoint or a run, or checks token shards.
-#include <math.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/files.h"
 #include "base/folder.h"
 #include "base/json_write.h"
-#include "base/memory.h"
-#include "base/text.h"
 #include "commands/commands.h"
 #include "data/shards.h"
 #include "store/log.h"

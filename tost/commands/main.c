@@ -1,14 +1,9 @@
 // main.c: parses the command line and runs a command.
-#include "base/openmp.h"
 #include "base/processor.h"
-#include "base/signals.h"
 #include "commands/commands.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 // Sets the number of threads of all parallel regions: --threads or, up to the same limit, OMP_NUM_THREADS. By default,

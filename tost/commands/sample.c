@@ -4,10 +4,7 @@
 #include <unistd.h>
 
 #include "base/crc32.h"
-#include "base/files.h"
 #include "base/json.h"
-#include "base/memory.h"
-#include "base/text.h"
 #include "commands/commands.h"
 #include "commands/prompts.h"
 #include "data/documents.h"

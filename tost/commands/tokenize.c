@@ -1,13 +1,10 @@
 // tokenize.c: the commands tokenize and vocab, which run data/tokenize.h and data/vocab.h and print the results.
 #include <inttypes.h>
-#include <math.h>
 
 #include "base/clock.h"
 #include "base/signals.h"
-#include "base/text.h"
 #include "commands/commands.h"
 #include "data/tokenize.h"
-#include "data/tokenizer.h"
 #include "data/vocab.h"
 #include "run/progress.h"
 

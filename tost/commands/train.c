@@ -1,6 +1,5 @@
 // train.c: the command train: trains a model or continues a run with run/run.h. With --text, runs vocab and tokenize
 // first.
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/signals.h"

@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "base/openmp.h"
 #include "cpu/threads.h"
 #include "cpu/vectors.h"
 

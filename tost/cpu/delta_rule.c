@@ -3,15 +3,12 @@
 // rounded up to a multiple of 16, and are zero past HS and past the last token.
 #include "cpu/delta_rule.h"
 
-#include <math.h>
 #include <string.h>
 
-#include "base/openmp.h"
 #include "base/vector_math.h"
 #include "cpu/threads.h"
 #include "cpu/vectors.h"
 #include "engine.h"
-#include "model.h"
 
 enum { TOKENS = 16 };   // of a chunk
 

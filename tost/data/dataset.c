@@ -4,7 +4,6 @@
 #include <inttypes.h>
 
 #include "base/crc32.h"
-#include "base/memory.h"
 #include "base/rng.h"
 
 // ---- Sources ----

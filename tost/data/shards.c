@@ -2,9 +2,7 @@
 #include "data/shards.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <unistd.h>
 
 #include "base/crc32.h"
 #include "base/folder.h"

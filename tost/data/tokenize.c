@@ -2,14 +2,9 @@
 // ids in order.
 #include "data/tokenize.h"
 
-#include <inttypes.h>
-#include <unistd.h>
-
 #include "base/memory.h"
 #include "base/openmp.h"
 #include "base/rng.h"
-#include "base/text.h"
-#include "data/tokenizer.h"
 
 typedef struct { size_t first, n; } Ids;   // of a part, in the batch's ids
 

@@ -4,7 +4,6 @@
 
 #include "base/crc32.h"
 #include "base/heap.h"
-#include "base/memory.h"
 #include "base/string_set.h"
 #include "base/text.h"
 #include "data/lines.h"

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/say.h"
-#include "base/text.h"
 
 Tokenizer* model_tokenizer(const char* path, int rows, const uint32_t* hash, const char* weights, TostError* err) {
     Tokenizer* tokenizer = tokenizer_open(path, err);

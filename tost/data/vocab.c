@@ -4,12 +4,10 @@
 
 #include "base/folder.h"
 #include "base/heap.h"
-#include "base/memory.h"
 #include "base/openmp.h"
 #include "base/signals.h"
 #include "base/string_set.h"
 #include "base/text.h"
-#include "data/tokenizer.h"
 
 enum { BYTES = VOCAB_MIN_SIZE - 1 };   // tokens of one byte
 

@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include "base/crc32.h"
-#include "data/lines.h"
-#include "data/tokenizer.h"
 #include "data/vocab.h"
 
 // ---- The table ----

@@ -2,7 +2,6 @@
 #include "ranks/comm.h"
 
 #include <sched.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"

@@ -1,7 +1,6 @@
 // comm_mpi.c: messages through MPI, in builds with MPI=1. MPI is only initialized if a launcher started the process as
 // one of several.
 #ifdef TOST_MPI
-#include "base/error.h"
 #include "base/memory.h"
 #include "ranks/comm.h"
 
@@ -9,9 +8,6 @@
 #include <math.h>
 #include <mpi.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 struct CommRequest { MPI_Request receive, send; };   // (size); null if complete

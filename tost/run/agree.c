@@ -1,6 +1,5 @@
 // agree.c: what the ranks of a training run decide together: whether to stop, whether all succeeded, whether they run
 // the same program on the same data, and the mean loss. The messages are those of ranks/comm.h; one process sends none.
-
 #include "base/crc32.h"
 #include "base/signals.h"
 #include "run/run.h"

@@ -1,6 +1,5 @@
 // folder.c: the folder of a training run and its log.
 #include <errno.h>
-#include <math.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 

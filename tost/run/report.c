@@ -1,6 +1,5 @@
 // report.c: the output of a training run, except for its step lines.
 #include <errno.h>
-#include <math.h>
 #include <time.h>
 
 #include "base/signals.h"

@@ -2,7 +2,6 @@
 #include "run/sampler.h"
 
 #include <float.h>
-#include <math.h>
 
 #include "base/memory.h"
 #include "base/vector_math.h"

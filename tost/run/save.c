@@ -1,6 +1,4 @@
 // save.c: writes the log rows and checkpoints of a run.
-#include <math.h>
-
 #include "run/run.h"
 
 // Appends to the error how to resume the run.

@@ -1,6 +1,5 @@
 // setup.c: data, vocabulary, model and memory of a training run.
 #include <fnmatch.h>
-#include <math.h>
 
 #include "run/run.h"
 

@@ -1,6 +1,4 @@
 // start.c: where a training run starts: at a checkpoint that it resumes, at the weights of --init or at random weights.
-#include <math.h>
-
 #include "init.h"
 #include "run/run.h"
 

@@ -2,11 +2,7 @@
 #include "store/checkpoint_folders.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <stdio.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/folder.h"
 #include "base/memory.h"

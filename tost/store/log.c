@@ -2,9 +2,6 @@
 #include "store/log.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/folder.h"
 #include "base/memory.h"

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 
 #include "base/version.h"
 #include "recipe.h"

@@ -9,12 +9,9 @@
 #include "base/text.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { HEADER_MAX = 100000000, CRC_BLOCK = 1 << 18 };   // bytes; HEADER_MAX is the format's limit
 enum { MAX_META = 1 << 12 };                            // metadata of a file: searches are linear
