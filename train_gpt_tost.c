@@ -92,11 +92,8 @@
 // row of x whose elements have the index c.
 
 #include <assert.h>
-#include <math.h>
-#include <stdio.h>
 
 #include "tost/base/bf16.h"
-#include "tost/base/memory.h"
 #include "tost/base/processor.h"
 #include "tost/base/vector_math.h"
 #include "tost/commands/commands.h"

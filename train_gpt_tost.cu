@@ -1135,8 +1135,7 @@ __device__ inline void tssa_dz(TssaTokens tokens, TssaStarts starts, int h, Tssa
                     UNROLL for (int i = 0; i < 2; i++) dy[j][i] += of_memory[j][i];
             }
             UNROLL for (int j = 0; j < TSSA_ROWS; j++)
-                store_part<WHOLE>(dz + (size_t)j * (unsigned)args.C, dy[j],
-                                  t0 + j < k.n ? inside : 0);
+                store_part<WHOLE>(dz + (size_t)j * (unsigned)args.C, dy[j], t0 + j < k.n ? inside : 0);
         }
     }
 }

@@ -36,8 +36,7 @@ static float constant(TostInit init, size_t k) {
     return init == TOST_ONE ? 1.0f : init == TOST_GAMMA ? 1e-5f : 0.0f;
 }
 
-void init_params(const TostEngine* engine, TostModel* model, const TostTensors* tensors, int n_layer,
-                 uint64_t seed) {
+void init_params(const TostEngine* engine, TostModel* model, const TostTensors* tensors, int n_layer, uint64_t seed) {
     size_t largest = 0;
     for (int i = 0; i < tensors->count; i++)
         if (tensors->tensor[i].size > largest) largest = tensors->tensor[i].size;

@@ -5,8 +5,6 @@
 
 enum { NAME_COLUMN = 32, PAGE_WIDTH = 80 };
 
-// ---- --help ----
-
 // Prints text that begins in column `indent`, wrapped at spaces; lines after the first are indented.
 static void print_wrapped(const char* text, int indent) {
     for (int column = indent; *text; text += *text == ' ') {

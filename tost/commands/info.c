@@ -4,6 +4,7 @@
 #include "base/folder.h"
 #include "base/json_write.h"
 #include "commands/commands.h"
+#include "data/formats.h"
 #include "data/shards.h"
 #include "store/log.h"
 
@@ -245,11 +246,9 @@ static bool info_shards(const Options* o, TostError* err) {
 // A shard has the suffix .bin or begins like one; models are folders and safetensors files.
 static bool is_shard(const char* path) {
     char head[16];
-    const size_t n = strlen(path);
     if (is_dir(path)) return false;
-    const size_t known = read_head(head, sizeof head, path);
-    return !st_begins(head, known)
-        && ((n > 4 && strcmp(path + n - 4, ".bin") == 0) || shard_begins(head, known));
+    const size_t n = read_head(head, sizeof head, path);
+    return !st_begins(head, n) && (has_suffix(path, ".bin") || shard_begins(head, n));
 }
 
 static bool info(const Options* o, TostError* err) {

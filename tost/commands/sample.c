@@ -250,8 +250,7 @@ int command_sample(const Options* o, const TostEngine* engine) {
     Prompts prompts = {0};
     Tokenizer* tokenizer = NULL;
     bool ok = loaded_model_find(&m, o->model, engine, &err)
-              && ((tokenizer = loaded_model_tokenizer(&m, o->tokenizer, &err))
-                  || (!o->tokenizer && !m.info.tokenizer));
+              && ((tokenizer = loaded_model_tokenizer(&m, o->tokenizer, &err)) || (!o->tokenizer && !m.info.tokenizer));
     Sampling s = {.o = o, .out.terminal = isatty(STDOUT_FILENO)};
     s.generator = (Generator){.chunks = &m.chunks, .config = &m.info.config, .tokenizer = tokenizer,
                               .options = {o->recipe.temperature, o->recipe.top_k, o->recipe.top_p}, .stop = o->stop};

@@ -113,8 +113,6 @@ int command_tokenize(const Options* o) {
     return 0;
 }
 
-// ---- vocab ----
-
 static void show_merges(void* context, const VocabResult* result) {
     if (!result->words) progress_show(context, NAN, "%s read", human_bytes((double)result->read.bytes).text);
     else progress_show(context, NAN, "%d of %d merges", result->merges, result->wanted);   // the first are slow: no ETA

@@ -8,8 +8,6 @@
 
 // ---- Sources ----
 
-static const uint64_t NO_EPOCH = UINT64_MAX;
-
 static uint64_t shard_samples(const DataSource* s, int shard) {
     return (s->stream.shards[shard].n_tokens - 1) / (uint64_t)s->T;
 }
@@ -50,8 +48,7 @@ StringList data_globs(double* weight, const StringList* globs) {
     return out;
 }
 
-DataSet* data_open(const StringList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
-                   TostError* err) {
+DataSet* data_open(const StringList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed, TostError* err) {
     double *weight = xmalloc((size_t)globs->count * sizeof *weight), sum = 0;
     StringList plain = data_globs(weight, globs);
     int weighted = 0;
@@ -66,7 +63,7 @@ DataSet* data_open(const StringList* globs, int T, uint32_t vocab_size, DataOrde
         const double share = weighted ? weight[k] / sum : 1;
         const StringList own = weighted ? (StringList){1, &plain.strings[k]} : plain;
         DataSource* s = &d->source[k];
-        *s = (DataSource){.T = T, .order = order, .seed = seed, .weight = share, .epoch = NO_EPOCH, .at = -1};
+        *s = (DataSource){.T = T, .order = order, .seed = seed, .weight = share, .epoch = UINT64_MAX, .at = -1};
         ok = (share >= 0x1p-31   // source_of counts in multiples of 2^-32
               || tost_error(err, "%s: a weight below 5e-10 of the total is never drawn: give a larger one",
                             globs->strings[k]))

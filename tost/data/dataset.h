@@ -42,8 +42,7 @@ typedef struct {
 
 typedef struct { int n; DataSource* source; } DataSet;   // n >= 1
 
-DataSet* data_open(const StringList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
-                   TostError* err);
+DataSet* data_open(const StringList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed, TostError* err);
 void     data_close(DataSet* d);
 uint64_t data_samples(const DataSet* d);        // per epoch, at least 1; the sum over the sources
 uint32_t data_crc(const DataSet* d);            // see stream_crc; of several sources, also of the weights

@@ -157,8 +157,6 @@ static bool file_read(InputFile* f, size_t used, Reader* reader, TostError* err)
     return true;
 }
 
-// ---- Formats ----
-
 static bool find_format(InputFile* f, Reader* reader, TostError* err) {
     if (!file_read(f, 0, reader, err)) return false;
     const TextInput* in = reader->in;

@@ -31,10 +31,9 @@ struct ShardWriter {
     Output   output[SPLITS];
 };
 
-static const char* const split_names[SPLITS] = {"train", "val"};
-
 static Path shard_name(const ShardWriter* w, Split split, int i, bool final) {
-    return path_text("%s%s%s_%0*d.bin", w->out, final ? "_" : ".tmp/", split_names[split], SHARD_DIGITS, i);
+    const char* name = split == SPLIT_VAL ? "val" : "train";
+    return path_text("%s%s%s_%0*d.bin", w->out, final ? "_" : ".tmp/", name, SHARD_DIGITS, i);
 }
 
 // ---- The folder ----

@@ -4,8 +4,6 @@
 #include "base/signals.h"
 #include "run/run.h"
 
-// ---- Signals and errors ----
-
 int run_signal(const Run* r) { return comm_size(r->comm) > 1 ? r->signal : signals_received(); }
 
 bool run_agree(Run* r, bool ok, TostError* err) {
@@ -18,8 +16,6 @@ bool run_agree(Run* r, bool ok, TostError* err) {
     free(all);
     return comm_agree(r->comm, ok, err);
 }
-
-// ---- Comparison at start ----
 
 static uint32_t params_crc(const Run* r) {
     uint32_t crc = 0;
@@ -52,8 +48,6 @@ bool run_compare(Run* r, TostError* err) {
         && comm_same(c, params_crc(r), "the initial parameters differ from those of rank 0: give all hosts the same "
                      "files and the same kind of processor", err));
 }
-
-// ---- Losses ----
 
 LossSum run_total_loss(const Run* r) {
     LossSum *all = xmalloc((size_t)r->recipe.parts * sizeof *all), total = {0};

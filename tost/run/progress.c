@@ -167,9 +167,8 @@ void progress_step(Progress* p, const LogRow* row) {
     if (p->peak_tokens_per_s > 0)
         snprintf(mfu, sizeof mfu, "  %.1f%% MFU", 100 * row->tokens_per_s / p->peak_tokens_per_s);
     const TextLine rest = text_line("  loss %.6f  ETA %s  %s tok/s%s  %.1f ms  lr %.3e  |g| %.4f",
-                                    plain_nan(row->train_loss), run_eta(p).text,
-                                    human_count(row->tokens_per_s).text, mfu, row->ms, row->lr,
-                                    plain_nan(row->grad_norm));
+                                    plain_nan(row->train_loss), run_eta(p).text, human_count(row->tokens_per_s).text,
+                                    mfu, row->ms, row->lr, plain_nan(row->grad_norm));
     show_step(p, "", rest.text);
     if (last) progress_end(p);
 }

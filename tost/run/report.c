@@ -343,8 +343,7 @@ void report_end(Run* r) {
     else progress_text(p, "done: %lld step%s, %lld token%s", step, plural(step), (long long)r->info.tokens,
                        plural(r->info.tokens));
     if (r->info.skipped > 0)
-        progress_fact(p, "skipped", "%lld of %lld steps (rows with lr 0 in the log)", (long long)r->info.skipped,
-                      step);
+        progress_fact(p, "skipped", "%lld of %lld steps (rows with lr 0 in the log)", (long long)r->info.skipped, step);
     if (isfinite(r->info.val_loss))
         progress_fact(p, "val loss", "%.6f after step %lld, best %.6f after step %lld%s", r->info.val_loss,
                       (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,

@@ -81,22 +81,17 @@ static bool find_sizes(int sizes[2], const StFile* f, const char* name, TostErro
     return true;
 }
 
-static int count_layers(const StFile* f) {
-    int layers = 0;
-    while (st_find(f, text_line("transformer.h.%d.attn.temp", layers).text)) layers++;
-    return layers;
-}
-
 // The config that follows from names and shapes. The metadata says if there are no positions, and then the block size.
 static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
-    int wte[2] = {0}, wpe[2] = {0}, temp[2] = {0};
+    int wte[2] = {0}, wpe[2] = {0}, temp[2] = {0}, layers = 0;
     const char *positions = st_meta(f, "positions"), *block_size = st_meta(f, "block_size");
     const bool none = positions && strcmp(positions, "none") == 0;
     if (!find_sizes(wte, f, wte_name, err)) return false;
     if (!none && !find_sizes(wpe, f, "transformer.wpe.weight", err)) return false;
     if (!find_sizes(temp, f, "transformer.h.0.attn.temp", err)) return false;
     if (none) wpe[0] = block_size ? (int)strtol(block_size, NULL, 10) : 0;   // metadata_read checks the text
-    *c = (TostConfig){.n_layer = count_layers(f), .n_head = temp[0], .n_embd = wte[1], .block_size = wpe[0],
+    while (st_find(f, text_line("transformer.h.%d.attn.temp", layers).text)) layers++;
+    *c = (TostConfig){.n_layer = layers, .n_head = temp[0], .n_embd = wte[1], .block_size = wpe[0],
                       .vocab_size = wte[0], .bias = st_find(f, "transformer.ln_f.bias") != NULL,
                       .conv = st_find(f, "transformer.h.0.attn.conv.weight") ? TOST_CONV_WIDTH : 0,
                       .memory = st_find(f, "transformer.h.0.attn.memory_scale") != NULL,
@@ -224,8 +219,7 @@ static bool same_metadata(const StFile* a, const StFile* b, TostError* err) {
         const char *key = a->meta.entry[i].key, *value = a->meta.entry[i].value, *other = st_meta(b, key);
         if (strcmp(key, "crc32") == 0 || (other && strcmp(other, value) == 0)) continue;
         return tost_error(err, "%s: %s is '%s', but '%s' in %s: the files belong to different checkpoints, or one is "
-                          "damaged; use another checkpoint", a->path,
-                          key, value, other ? other : "", b->path);
+                          "damaged; use another checkpoint", a->path, key, value, other ? other : "", b->path);
     }
     return true;
 }

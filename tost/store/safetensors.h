@@ -18,8 +18,6 @@ typedef struct {
     uint64_t offset, bytes;       // from the start of the file
 } StTensor;
 
-// ---- Reading ----
-
 typedef struct {
     char*     path;
     int       fd;
