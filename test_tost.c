@@ -12,18 +12,11 @@
 #include <sys/wait.h>
 
 #define TOST_NO_MAIN
-#include "tost/base/error.h"
-#include "tost/base/files.h"
-#include "tost/base/memory.h"
 #include "train_gpt_tost.c"
 
 #include "dev/test/engine/golden.h"
-#include "tost/ranks/comm.h"
 #include "tost/data/dataset.h"
-#include "tost/init.h"
 #include "tost/base/rng.h"
-#include "tost/recipe.h"
-#include "tost/schedule.h"
 
 #define LIMIT_CURVE  5e-4    // absolute, nats, at every step of the recorded run
 #define LIMIT_DECODE 1e-5    // decode against forward: relative L2 error of logits; nats of losses
@@ -364,8 +357,7 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
         }
         const bool temp = t->row == TOST_ROW_temp, denom_bias = t->row == TOST_ROW_denom_bias;
         check(c, temp ? zero == t->size && differ > 0 : differ == 0 && (zero == t->size) == denom_bias,
-              "uniform: %s: %zu of %zu gradients differ from temp = 0, %zu are zero", t->name, differ, t->size,
-              zero);
+              "uniform: %s: %zu of %zu gradients differ from temp = 0, %zu are zero", t->name, differ, t->size, zero);
         free(a); free(b);
     }
     subject_free(&temp_0);
@@ -574,8 +566,6 @@ static void test_scalars(Checks* c) {
     check(c, isnan(normal_cdf(NAN, normal_bell(NAN))), "normal_cdf of NaN is not NaN");
 }
 
-// ---------------------------------------------------------------------------------------------
-
 static void test_engine(Checks* c, const TostEngine* engine) {
     char *golden = shared_path("golden"), *curve = shared_path("curve");
     const bool emulated = getenv("CUDA_ON_HOST_INEXACT");   // dev/test/run.sh sets it for the emulation
@@ -691,13 +681,6 @@ static bool test_cuda_part(Checks* c, int number) {
     return false;
 }
 
-// Starts one part in a child process, because a failed CUDA call ends the process.
-static FILE* start_cuda_part(const char* program, int number) {
-    char command[512];
-    snprintf(command, sizeof command, "'%s' --cuda %d", program, number);
-    return popen(command, "r");
-}
-
 // Waits for a part to end. Returns false after the last part.
 static bool finish_cuda_part(Checks* c, FILE* output, int number) {
     char line[512];
@@ -734,11 +717,11 @@ static void test_cuda(Checks* c, const char* program) {
     }
     setvbuf(stdout, NULL, _IOLBF, 0);   // runs for minutes: print failures at once
     printf("CUDA: %s\n", text);
-    FILE* parts[4];   // that run at once; they are finished in order
+    FILE* parts[4];   // that run at once, each as a process, since a failed CUDA call ends it; finished in order
     bool more = true;
     for (int number = 0, started = 0; more || number < started; number++) {
         for (; more && started < number + (int)countof(parts); started++)
-            parts[started % countof(parts)] = start_cuda_part(program, started);
+            parts[started % countof(parts)] = popen(text_line("'%s' --cuda %d", program, started).text, "r");
         more &= finish_cuda_part(c, parts[number % countof(parts)], number);
     }
 }
