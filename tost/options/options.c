@@ -404,8 +404,9 @@ static bool check_text(const Options* o, TostError* err) {
 
 static bool check_together(Options* o, const TostEngine* engine, TostError* err) {
     if (!engine->supports((TostDtype)o->recipe.dtype))
-        return tost_error(err, "--dtype %s is not supported by the %s engine: use fp32%s", choice_name(TOST_DTYPES, o->recipe.dtype).text,
-                          engine->name, engine->supports(TOST_BF16) ? " or bf16" : "");
+        return tost_error(err, "--dtype %s is not supported by the %s engine: use fp32%s",
+                          choice_name(TOST_DTYPES, o->recipe.dtype).text, engine->name,
+                          engine->supports(TOST_BF16) ? " or bf16" : "");
     if (!THREADS_MANY && o->recipe.threads > 1)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->recipe.threads);
     if (!check_operands(o, err) || !check_pairs(o, err)) return false;

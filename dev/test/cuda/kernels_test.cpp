@@ -574,7 +574,8 @@ void test_offsets(Checks* c) {
               T);
         check(c, tssa_head(NH - 1, k, a) == (b * NH + NH - 1) * (size_t)T + t0, "tssa_head, T = %d", T);
         check(c, tssa_saved(k, a) == run * (size_t)(a.energy_stride + a.ND_stride), "tssa_saved, T = %d", T);
-        check(c, (size_t)(tssa_totals<false>(k.b, 5, a) - none) == slot * (size_t)a.energy_stride, "totals of S, T = %d", T);
+        check(c, (size_t)(tssa_totals<false>(k.b, 5, a) - none) == slot * (size_t)a.energy_stride, "totals of S, T = %d",
+              T);
         check(c, (size_t)(tssa_totals<true>(k.b, 5, a) - none) ==
                      scans * (size_t)a.energy_stride + slot * (size_t)a.ND_stride, "totals of N and D, T = %d", T);
     }
