@@ -2,9 +2,6 @@
 // express them for any processor; AVX-512 BF16 adds one instruction.
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "base/bf16.h"

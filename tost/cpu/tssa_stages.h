@@ -1,7 +1,6 @@
 // tssa_stages.h: how the stages of TSSA on the CPU are divided among threads.
 #pragma once
 
-#include <stdbool.h>
 #include "cpu/threads.h"
 
 // Tokens per block: all stages pass over a block while it is in cache.

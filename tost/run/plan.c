@@ -144,7 +144,6 @@ static const double END_SECONDS = 0.5;         // reserved for the last save and
 static const double VALIDATION_COST = 0.4;     // time to validate a token / time to train on it
 static const double TIMING_SHARE = 0.01;       // of the time, for timing steps of a model
 static const double LAW_TOKENS = 5e5;          // below, the law was not measured
-static const double LAW_ERROR = 0.04;          // of the expected loss, relative, as measured
 static const double FIRST_SPEED = 2e9;         // plan_cost per second, a guess for the first model that is timed
 
 static double seconds_left(const Run* r) { return r->args->run_for - (now_seconds() - r->progress.began); }
@@ -199,12 +198,11 @@ static double time_step(Run* r, TostError* err) {
 }
 
 // Sets sizes and tokens per step, and times them, until the measured speed leads to the same ones again. unique: tokens
-// of the text. Returns the seconds of a step; 0: failed, see *err
-static double choose_sizes(Run* r, double unique, TostError* err) {
+// of the text; left: seconds. Returns the seconds of a step; 0: failed, see *err
+static double choose_sizes(Run* r, double unique, double left, TostError* err) {
     enum { TRIES = 4 };
     TostRecipe* recipe = &r->recipe;
-    double seconds = 0, speed = FIRST_SPEED, left = seconds_left(r);
-    comm_broadcast(r->comm, &left, sizeof left, 0);
+    double seconds = 0, speed = FIRST_SPEED;
     for (int i = 0; i < TRIES; i++) {
         const TostRecipe before = *recipe;
         if (!r->args->init) plan_sizes(recipe, left, speed, unique);
@@ -277,7 +275,7 @@ bool run_plan(Run* r, TostError* err) {
     if (left <= END_SECONDS)
         return tost_error(err, "--for %g s: no time is left after reading the text: give a longer time",
                           r->args->run_for);
-    const double step = choose_sizes(r, unique, err);
+    const double step = choose_sizes(r, unique, left, err);
     if (step == 0) return false;
     double most = (seconds_left(r) - END_SECONDS) / step;
     comm_broadcast(r->comm, &most, sizeof most, 0);
@@ -294,7 +292,7 @@ bool run_plan(Run* r, TostError* err) {
     const bool known = !r->args->init && recipe->optimizer == TOST_MUON && recipe->config.conv && recipe->config.memory
                        && r->data->n == 1 && tokens > LAW_TOKENS;
     const double loss = known ? plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens, unique) : 0;
-    report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss, LAW_ERROR);
+    report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss);
     return true;
 }
 

@@ -128,8 +128,8 @@ bool run_log_step(Run* r, const LogRow* row, TostError* err);
 // ---- report.c ----
 void run_warn(Run* r, const char* fmt, ...) PRINTF_LIKE(2, 3);   // one line on stderr
 TextLine resume_hint(const Run* r);                              // how to resume the run, and from which step
-// seconds: until the end; expected: loss in nats per token, 0: unknown; error: relative
-void report_plan(Run* r, double seconds, double epochs, double expected, double error);
+// seconds: until the end; expected: loss in nats per token, within 4 % (dev/results/budget.md); 0: unknown
+void report_plan(Run* r, double seconds, double epochs, double expected);
 void report_new_steps(Run* r, bool repeatable);                  // repeatable: one command trains the same run
 void report_settings(Run* r, const char* device);
 void report_flops(Run* r);                                       // and sets p->peak_tokens_per_s

@@ -1,7 +1,6 @@
 // train.c: the training loop; commands/train.c calls it. Each step is followed by a log row and, if due, a checkpoint,
 // validation and a sample. Data and learning rate of a step depend only on the options, the seed and the step number,
-// so a resumed run computes the same bits as an uninterrupted one. (With --for, run_adjust_steps changes the option
-// --steps by the clock; checkpoints have the new value.)
+// so a resumed run computes the same bits as an uninterrupted one.
 //
 //     validate and sample, as a baseline
 //     until the last step, a signal or an option that ends the run:
@@ -324,7 +323,7 @@ static bool loop(Run* r, TostError* err) {
         return false;
     while (r->info.step < r->recipe.steps && !run_signal(r) && !r->stopped_by) {
         const double start = now_seconds();
-        run_adjust_steps(r);   // with --for
+        run_adjust_steps(r);   // --for: may change --steps by the clock; checkpoints have the new value
         const Outcome stepped = train_step(&row, r, err);
         if (stepped == FAILED || (stepped == DONE && !after_step(r, &row, err))) return false;
         if (!r->stopped_by && is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";
