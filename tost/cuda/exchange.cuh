@@ -3,7 +3,6 @@
 #pragma once
 
 #include "tost/cuda/reduce.cuh"
-#include "tost/cuda/runtime.cuh"
 
 extern "C" {
 #include "tost/ranks/exchange.h"

@@ -32,6 +32,8 @@ double plan_loss(const TostConfig* c, double tokens, double unique) {
 // The most tokens to train on, from a text of `unique` tokens: 5 epochs of 0.3M tokens, 9 of 3M
 static double most_tokens(double unique) { return 5 * unique * pow(unique / 3e5, 0.25); }
 
+static const double LONG_RUN = 8e6;   // tokens from which steps of 8,192 and a higher learning rate are better
+
 int plan_vocabulary(double bytes) {
     enum { MULTIPLE = 64, LEAST = 320, MOST = 8192 };   // 8,192 was best for 55 MB, of 1,024 to 16,384
     const int size = (int)(2048 * pow(bytes / 1e6, 0.35)) / MULTIPLE * MULTIPLE;
@@ -64,8 +66,9 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         chosen = c;
     }
     r->config = chosen;
-    // The power of two that is nearest to a thousandth of the tokens, rounded up to sequences
-    const double total = fmin(fmax(exp2(round(log2(tokens / 1000))), 512), 4096), unit = (double)r->seq * r->parts;
+    // The power of two that is nearest to a thousandth of the tokens, rounded up to sequences; more in long runs
+    const double unit = (double)r->seq * r->parts;
+    const double total = tokens > LONG_RUN ? 8192 : fmin(fmax(exp2(round(log2(tokens / 1000))), 512), 4096);
     set(r, RECIPE_total_batch, ceil(total / unit) * unit);
 }
 
@@ -73,7 +76,8 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     const double steps = floor(fmin(most, most_tokens(unique) / (double)r->total_batch));
     const double tokens = steps * (double)r->total_batch, every = fmax(ceil(steps / 5), 1);
     r->steps = (int64_t)fmax(steps, 1);
-    set(r, RECIPE_lr, 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64)));
+    const double lr = 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64));
+    set(r, RECIPE_lr, tokens > LONG_RUN ? 1.25 * lr : lr);
     if (r->optimizer == TOST_MUON) {
         set(r, RECIPE_momentum, 0.9);
         set(r, RECIPE_beta1, 0.6);   // of embeddings and vectors

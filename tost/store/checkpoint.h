@@ -5,7 +5,6 @@
 #include "ranks/comm.h"
 #include "store/checkpoint_folders.h"
 #include "store/metadata.h"
-#include "store/safetensors.h"
 
 typedef struct {
     const TostEngine*  engine;

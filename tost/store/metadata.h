@@ -1,7 +1,6 @@
 // metadata.h: everything in a checkpoint except the tensors; stored in __metadata__ of its files.
 #pragma once
 
-#include "base/files.h"
 #include "model.h"
 #include "store/safetensors.h"
 

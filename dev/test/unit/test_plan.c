@@ -36,14 +36,19 @@ static void test_law(Checks* c) {
 // Of more time, a larger model, at least the same.
 static void test_sizes(Checks* c) {
     double before = 0;
+    int64_t batch = 512;
     for (double seconds = 1; seconds < 1e6; seconds *= 2) {
         TostRecipe r = recipe_small();
         plan_sizes(&r, seconds, 5e9, LARGE);
         const double cost = plan_cost(&r.config);
         check(c, cost >= before, "%g s: %d × %d is smaller than before", seconds, r.config.n_layer, r.config.n_embd);
+        check(c, r.total_batch >= batch && r.total_batch <= 8192, "%g s: %d tokens per step", seconds,
+              (int)r.total_batch);
+        batch = r.total_batch;
         check(c, r.config.n_embd % r.config.n_head == 0, "%g s: %d heads", seconds, r.config.n_head);
         before = cost;
     }
+    check(c, batch == 8192, "in a week, %d tokens per step", (int)batch);
     check(c, before > 1e6, "a week has a model of several million parameters");
 }
 
