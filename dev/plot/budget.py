@@ -75,7 +75,7 @@ def draw(points, peers, law):
         color = COLORS[SIZES.index(size) % len(COLORS)] if size in SIZES else "0.6"
         axes.plot(p.minutes, p.bits_per_byte, marker="o", markersize=4, color=color,
                   markerfacecolor=color if p.vocab == 4096 else "white")
-    for p, marker in zip(peers, "*v^sDPX"):
+    for p, marker in zip(peers, "*v^sDPXh"):
         axes.plot(p.minutes, p.bits_per_byte, marker=marker, color="black", linestyle="none", label=p.program)
     axes.axvspan(max(p.minutes for p in points), minutes[-1], color="0.95", zorder=0)
     axes.text(minutes[-1], 2.2, "extrapolated", ha="right", va="top", color="0.4")
