@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tost/cuda/reduce.cuh"
+#include "tost/cuda/runtime.cuh"
 
 extern "C" {
 #include "tost/ranks/exchange.h"

@@ -270,9 +270,8 @@ static bool save_step(Run* r, bool saves, TostError* err) {
     r->info.unvalidated_row = NULL;
     run_save_best(r);
     if (!saves && !again) return true;
-    // If the last step cannot be saved, the run fails. Not with `again`: `last` would keep the checkpoint as it is.
-    const bool last = r->info.step == r->recipe.steps && !again;
-    return run_save(r, last, err);
+    // If the last step cannot be saved, the run fails. Not with `again`: run_save's `last` would keep the checkpoint.
+    return run_save(r, r->info.step == r->recipe.steps && !again, err);
 }
 
 // If a signal interrupts the validation, the row in the log has no val_loss, and the checkpoint keeps the row, so that
