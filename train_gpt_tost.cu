@@ -503,8 +503,7 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* pending, c
 
 constexpr int TSSA_RUN = 32;         // tokens per block, one per lane
 constexpr int TSSA_WARPS = 7;        // maximum per block; with more heads, a warp takes several
-constexpr int TSSA_BLOCKS = 4;       // per multiprocessor: while one waits, others work; leaves a thread 72 registers
-                                     // (bench_tssa compares other values of both)
+constexpr int TSSA_BLOCKS = 4;       // per multiprocessor: others work while one waits; compared by bench_tssa
 constexpr int TSSA_WIDTH = 64;       // channels of a head that a warp takes at once
 constexpr int TSSA_VEC = 8;          // channels and tokens of a lane in a tile
 constexpr int TSSA_LANES = TSSA_WIDTH / TSSA_VEC;    // lanes that share the channels of a tile
@@ -518,7 +517,7 @@ template <bool WHOLE, typename S> constexpr int TILE_ROWS = !WHOLE ? 1 : sizeof(
 // Sizes, set by tssa_sizes, and arguments, set by the caller
 template <typename S> struct Tssa {
     int B, T, C, NH, HS, runs;
-    int energy_stride, ND_stride;          // floats of the sums S (C), and of N (C) and D (NH), padded for the scans
+    int energy_stride, ND_stride;     // floats of the sums S (C), and of N (C) and D (NH), padded for the scans
     int slots;                        // of a scan in a sequence: one for each run, each 8 runs, … (scan.cuh)
     int warps;                        // of a block
     int start_log;                    // log2 of the tokens between the sums that backward keeps (TssaStarts)

@@ -147,7 +147,8 @@ template <typename S> __device__ inline float* delta_matrix(float* matrices, int
 
 // S before the block's segment; NULL: zeros, or P is computed
 template <typename S> __device__ inline const float* delta_before(DeltaRun run, const DeltaRule<S>& args) {
-    const float* before = run.t0 > 0 ? delta_matrix(args.G, -1, args) : delta_state(args.state.start, run.b, run.h, args).G;
+    const float* before = run.t0 > 0 ? delta_matrix(args.G, -1, args)
+                                     : delta_state(args.state.start, run.b, run.h, args).G;
     return blockIdx.y > 0 || (args.local && run.t0 > 0) ? NULL : before;
 }
 

@@ -32,7 +32,7 @@ double plan_loss(const TostConfig* c, double tokens, double unique) {
 // The most tokens to train on, from a text of `unique` tokens: 5 epochs of 0.3M tokens, 9 of 3M
 static double most_tokens(double unique) { return 5 * unique * pow(unique / 3e5, 0.25); }
 
-static const double LONG_RUN = 8e6;   // tokens from which steps of 8,192 and a higher learning rate are better
+static const double LONG_RUN = 8e6;   // from so many tokens on, larger steps and a higher learning rate were better
 
 int plan_vocabulary(double bytes) {
     enum { MULTIPLE = 64, LEAST = 320, MOST = 8192 };   // 8,192 was best for 55 MB, of 1,024 to 16,384

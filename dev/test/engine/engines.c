@@ -103,6 +103,18 @@ static void subject_make_faint(Subject* s) {
     }
 }
 
+// Raises the temperatures, so that most memberships are near 0 or 1.
+static void subject_make_sharp(Subject* s) {
+    for (int i = 0; i < s->tensors.count; i++) {
+        const TostTensor* t = &s->tensors.tensor[i];
+        if (t->row != TOST_ROW_temp) continue;
+        float* x = subject_get(s, TOST_PARAM, t);
+        for (size_t j = 0; j < t->size; j++) x[j] *= 20;
+        s->engine->put(s->model, TOST_PARAM, t, x);
+        free(x);
+    }
+}
+
 void subject_forward(Subject* s, const int32_t* inputs, int B, int T) {
     const TostChunk chunk = {inputs, NULL, B, T, 0};
     s->engine->forward(s->model, &chunk, TOST_NO_STATE, TOST_NO_STATE);
@@ -249,7 +261,7 @@ void records_same(Checks* c, const char* what, const Record* got, const Record* 
 
 // ---- One shape: every function of an engine with one model and batch size -------------------------------------------
 
-static bool has_memory(const Shape* k) { return k->values == CONV_MEMORY || k->values == MEMORY; }
+static bool has_memory(const Shape* k) { return k->values == CONV_MEMORY || k->values == MEMORY || k->values == SHARP; }
 
 TostConfig shape_config(const Shape* k) {
     const bool conv = k->values == CONV || k->values == CONV_MEMORY;
@@ -260,7 +272,7 @@ TostConfig shape_config(const Shape* k) {
 
 static void shape_label(char* text, size_t cap, const Shape* k, TostDtype dtype, const char* test) {
     static const char* const values[] = {"", ",fresh", ",faint", ",conv", ",conv,memory", ",memory",
-                                         ",no positions"};
+                                         ",no positions", ",memory,sharp"};
     snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s%s%s", dtype_name(dtype), k->B, k->T, k->layers,
              k->heads, k->channels, k->vocab, k->bias ? ",bias" : "", k->membership == TOST_UNIFORM ? ",uniform" : "",
              values[k->values], test);
@@ -454,6 +466,7 @@ static Record chunks_record(const TostEngine* engine, const void* test, TostDtyp
     Record r = {NULL, 0};
     Subject s = subject_open(engine, config, o);
     subject_randomize(&s, 7);
+    if (k->values == SHARP) subject_make_sharp(&s);
     int32_t* ids = shape_ids(k, 99);
     chunks_loss(NULL, &s.chunks, ids, ids + rows, k->B, k->T);
     record_number(&r, RESULT_LOSS, "loss_of_evaluation", mean_loss(&s));
@@ -502,6 +515,7 @@ void engines_agree_on_all_chunks(Comparison x, int run) {
         {{2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, MEMORY}, 1, {1, 3}},
         {{1, 2, 66, 71, 29, 0, TOST_LEARNED, 1, 70, 1, 1, MEMORY}, 5, {17, 48}},
         {{1, 1, 128, 40, 29, 0, TOST_LEARNED, 2, 37, 1, 1, MEMORY}, 3, {3, 16}},
+        {{2, 2, 66, 74, 29, 0, TOST_LEARNED, 2, 70, 1, 1, SHARP}, 1, {1, 3}},
         // on a GPU, the memory has several segments in each chunk
         {{1, 2, 6, 120 * run, 7, 0, TOST_LEARNED, 1, 119 * run + 5, 1, 1, MEMORY}, 5, {64 * run}},
         {{2, 3, 60, 1, 29, 1, TOST_LEARNED, 2, T, 1, 2, NO_POSITIONS}, 5, {run + 3}},
@@ -510,7 +524,8 @@ void engines_agree_on_all_chunks(Comparison x, int run) {
         skip(x.c, "chunks against whole sequences: in the emulation, cuda_on_host tests them");
         return;
     }
-    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) engines_agree_on_chunks(x, &tests[i]);
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)   // a high temperature amplifies the rounding of bf16
+        if (tests[i].shape.values != SHARP || x.dtype == TOST_FP32) engines_agree_on_chunks(x, &tests[i]);
 }
 
 enum { MIXED_BATCHES = 8 };
