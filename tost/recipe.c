@@ -343,6 +343,12 @@ TostEngineOptions recipe_engine(const TostRecipe* recipe, int max_batch, int seq
                                .optimizer = training ? (TostOptimizer)recipe->optimizer : TOST_ADAMW};
 }
 
+TostUpdate recipe_update(const TostRecipe* r, double lr, double norm, int64_t number) {
+    const double factor = r->grad_clip / (norm + TOST_CLIP_EPS);
+    return (TostUpdate){lr, r->beta1, r->beta2, r->eps, r->weight_decay, r->grad_clip > 0 && factor < 1 ? factor : 1,
+                        number, r->momentum};
+}
+
 // The parts of each rank are a power of two, so that their sum is a subtree of that of one rank (ranks/slices.h).
 static bool check_parts(int parts, int ranks, TostError* err) {
     const int each = parts / ranks;

@@ -19,13 +19,10 @@ static bool has_other_data(const char* path, const char* content) {
 }
 
 static bool check_path(const char* path, const char* content, TostError* err) {
-    const Path paths[] = {path_text("%s", path), path_text("%s.tmp", path)};   // written under the second name first
     if (is_dir(path)) return tost_error(err, "--json %s is a folder: give a file name", path);
     if (!check_writable(path, err)) return tost_error(err, "--json %s", err->text);
-    for (int i = 0; i < 2; i++)
-        if (has_other_data(paths[i].text, content))
-            return tost_error(err, "--json %s: %s was not written by this command: remove it, or choose another file",
-                              path, paths[i].text);
+    if (has_other_data(path, content))
+        return tost_error(err, "--json %s: not written by this command: remove it, or choose another file", path);
     return true;
 }
 

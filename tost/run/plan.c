@@ -162,10 +162,8 @@ static void one_step(Run* r, TostModel* model, Chunks* chunks, const int32_t* id
     for (int64_t i = 0; i < share.n; i++)
         chunks_train(chunks, ids, ids + 1, recipe->batch, recipe->seq, 1.0f / (float)recipe->total_batch,
                      share_micro_batch(&share, i).end);
-    r->engine->grad_norm(model);
+    const TostUpdate update = recipe_update(recipe, 1e-3, r->engine->grad_norm(model), number);
     r->engine->read_loss(&loss, &count, model);
-    const TostUpdate update = {.lr = 1e-3, .beta1 = recipe->beta1, .beta2 = recipe->beta2, .eps = recipe->eps,
-                               .clip = 1, .step = number, .momentum = recipe->momentum};
     r->engine->update(model, &update);
 }
 

@@ -86,16 +86,11 @@ static Outcome accumulate_gradients(Run* r, TostError* err) {
 
 // Clips the gradients and updates the parameters. Returns the learning rate.
 static double optimizer_step(Run* r, double norm) {
-    const TostRecipe* recipe = &r->recipe;
-    const int64_t step = r->info.step;
-    const double factor = recipe->grad_clip / (norm + TOST_CLIP_EPS);
-    const TostUpdate update = {
-        .lr = schedule_lr(schedule_of(recipe), step),
-        .beta1 = recipe->beta1, .beta2 = recipe->beta2, .eps = recipe->eps, .weight_decay = recipe->weight_decay,
-        .momentum = recipe->momentum, .clip = recipe->grad_clip > 0 && factor < 1 ? factor : 1,
-        .step = step + 1 - r->info.skipped + r->info.earlier_updates};   // updates of these moments, with this one
+    const double lr = schedule_lr(schedule_of(&r->recipe), r->info.step);
+    const int64_t number = r->info.step + 1 - r->info.skipped + r->info.earlier_updates;   // with these moments
+    const TostUpdate update = recipe_update(&r->recipe, lr, norm, number);
     r->engine->update(r->model, &update);
-    return update.lr;
+    return lr;
 }
 
 // Leaves the parameters unchanged, because loss or gradient norm is not finite. Fails, which ends the run, if too many
