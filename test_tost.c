@@ -199,9 +199,9 @@ static void check_difference(Checks* c, Subject* s, const TostTensor* t, const T
     free(p); free(g); free(gradient); free(d);
 }
 
-static void test_differences(Checks* c, const TostEngine* engine, int bias, int conv, int memory) {
+static void test_differences(Checks* c, const TostEngine* engine, int bias, int conv, int memory, int bigrams) {
     const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 15, .block_size = 80, .vocab_size = 29,
-                               .bias = bias, .conv = conv, .memory = memory};
+                               .bias = bias, .conv = conv, .memory = memory, .bigrams = bigrams};
     const int B = 2, T = 70;
     Subject s = subject_of(engine, config, B, T, true, TOST_FP32, 11);
     int32_t *inputs = random_ids((size_t)B * T, 29, 1), *targets = random_ids((size_t)B * T, 29, 2);
@@ -216,9 +216,9 @@ static void test_differences(Checks* c, const TostEngine* engine, int bias, int 
 }
 
 static void test_gradients(Checks* c, const TostEngine* engine) {
-    test_differences(c, engine, 0, 0, 0);
-    test_differences(c, engine, 1, TOST_CONV_WIDTH, 0);
-    test_differences(c, engine, 0, 0, 1);
+    test_differences(c, engine, 0, 0, 0, 0);
+    test_differences(c, engine, 1, TOST_CONV_WIDTH, 0, 40);
+    test_differences(c, engine, 0, 0, 1, 0);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -582,12 +582,13 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     for (int options = 0; options < 3; options++) {
         odd.conv = options > 0 ? TOST_CONV_WIDTH : 0;
         odd.memory = options > 1;
+        odd.bigrams = odd.memory * 40;
         test_causality(c, engine);
         if (cpu) test_decode(c, engine, TOST_FP32, LIMIT_DECODE);
         test_activation(c, engine);
         test_bf16(c, engine);
     }
-    odd.conv = odd.memory = 0;
+    odd.conv = odd.memory = odd.bigrams = 0;
     for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++)
         if (engine->supports(dtype)) engine_keeps_low_rank(c, engine, dtype);
     engines_agree_on_all_chunks((Comparison){c, engine, NULL, TOST_FP32}, TSSA_BLOCK);
@@ -613,7 +614,7 @@ static const char why_no_cuda[] = "";
 // Parameters and Adam's moments after two steps of two parts
 static Record record_of_parts(const TostEngine* engine, TostComm* comm, TostDtype dtype) {
     enum { B = 2, T = 48, ROWS = B * T };
-    const TostConfig config = {3, 4, 128, T, 600, 1, TOST_LEARNED, 0, 0, 0};
+    const TostConfig config = {3, 4, 128, T, 600, 1, TOST_LEARNED, 0, 0, 0, 0};
     Record r = {NULL, 0};
     Subject s = subject_open(engine, config, (TostEngineOptions){.max_batch = B, .max_chunk = T, .training = true,
                              .dtype = dtype, .comm = comm, .parts = 2});

@@ -33,7 +33,7 @@
 // Tokens are not compared pairwise: the past acts only through S, N and D, which are 2C + NH numbers per layer and
 // sequence at any length. Time and memory are linear in T, and decoding needs no KV cache.
 //
-// Four options change the paper's model:
+// Five options change the paper's model:
 //     --conv 4               convolutions over time (tost/cpu/conv.h), so that a token also sees the three before it:
 //                            z is the convolution of `projected` = c_attn(a). c_fc reads `mlp_in`, the convolution of
 //                            ln_2(x)
@@ -41,6 +41,8 @@
 //                            memory_scale · prediction; Π is the rate of its updates (tost/cpu/delta_rule.h)
 //     --membership uniform   temp is 0 and not trained, so Π = 1/NH
 //     --positions none       wpe and denom_bias do not exist (NULL)
+//     --bigrams N            x = x + bigram[token] + bigram[pair] after the layers, where pair is the row of the token
+//                            and the one before it (tost/bigrams.h): with wteᵀ, logits that follow from these two
 // Without --conv, `projected` is the array z, and `mlp_in` is the array ln_2.
 //
 // One training step, through the engine's functions (tost/engine.h), is
@@ -96,6 +98,7 @@
 #include "tost/base/bf16.h"
 #include "tost/base/processor.h"
 #include "tost/base/vector_math.h"
+#include "tost/bigrams.h"
 #include "tost/commands/commands.h"
 #include "tost/cpu/conv.h"
 #include "tost/cpu/delta_rule.h"
@@ -143,6 +146,19 @@ static void embedding_backward(float* dwte, float* dwpe, const float* dx, const 
             float* dposition_c = dwpe + ((size_t)first + row % T) * C + c0;
             for (int c = 0; c < width; c++) dposition_c[c] += dx_c[c];
         }
+    }
+}
+
+// Bigrams:  x[b,t] += bigram[token[b,t]] + bigram[pair[b,t]].  Backward is embedding_backward for both; dx stays.
+
+// x (rows,C); tokens, pairs (rows); bigram (V+bigrams,C)
+static void bigram_forward(float* x, const int32_t* tokens, const int32_t* pairs, const float* bigram, size_t rows,
+                           int C) {
+    #pragma omp parallel for schedule(static) if (rows > SERIAL_ROWS)
+    for (size_t row = 0; row < rows; row++) {
+        const float *token_c = bigram + (size_t)tokens[row] * C, *pair_c = bigram + (size_t)pairs[row] * C;
+        float* x_c = x + row * C;
+        for (int c = 0; c < C; c++) x_c[c] += token_c[c] + pair_c[c];
     }
 }
 
@@ -709,8 +725,8 @@ static void classify(const Classifier* args) {
 
 // A row: field, type, elements. Each table is expanded twice: to a struct, below, and in layout_buffers to the arrays'
 // allocation, with these variables: C, NH, V; L layers; B and rows = B·T, of the largest chunk; the numbers of states
-// and of threads; logits_rows, the rows of a block of logits; conv, memory, train, muon, fp32 and bf16, which are 1, or
-// 0 to leave the array out (NULL); c and o, the model's config and options.
+// and of threads; logits_rows, the rows of a block of logits; conv, memory, bigrams, train, muon, fp32 and bf16, which
+// are 1, or 0 to leave the array out (NULL); c and o, the model's config and options.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,       float,  rows * C)                     /* ln_1(x) */ \
     X(mean_1,     float,  rows) \
@@ -745,6 +761,8 @@ static void classify(const Classifier* args) {
     X(losses,       double, rows) \
     X(gathered,     float,  rows * C)                   /* rows of ln_f: the last ones, or those with targets */ \
     X(gathered_targets, int32_t, rows)                  /* their targets */ \
+    X(pairs,        int32_t, bigrams * rows)            /* rows of bigram */ \
+    X(last,         int32_t, bigrams * states * B)      /* the last token of each sequence in each state */ \
     X(states,       float,  states * L * B * state_size(c)) /* or gradients of states */ \
     X(layer_state,  float,  B * state_size(c))          /* of one layer, if the pass does not set a state */ \
     X(tssa_scratch, double, threads * tssa_scratch_size(C, NH)) \
@@ -849,7 +867,9 @@ static LayerState start_state(const TostModel* model, int from, int to, int l) {
 
 // Sequence i of state `to` becomes sequence i / copies (rounded down) of state `from`, for i < n; to is not from.
 static void cpu_copy_state(TostModel* model, int to, int from, int n, int copies) {
-    const size_t bytes = state_size(&model->config) * sizeof(float);
+    const size_t bytes = state_size(&model->config) * sizeof(float), most = model->options.max_batch;
+    int32_t* last = model->buf.last;
+    for (int i = 0; last && i < n; i++) last[to * most + i] = last[from * most + i / copies];
     for (int l = 0; l < model->config.n_layer; l++)
         for (int i = 0; i < n; i++)
             memcpy(model_state(model, to, l, i), model_state(model, from, l, i / copies), bytes);
@@ -1018,6 +1038,10 @@ static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int 
     model->from = from;
     embedding_forward(model->buf.x, chunk->inputs, p.wte, p.wpe, chunk->first, B, T, C);
     for (int l = 0; l < L; l++) layer_forward(model, l, from, to);
+    if (p.bigram) {
+        bigram_rows(model->buf.pairs, model->buf.last, model->options.max_batch, &model->config, chunk, from, to);
+        bigram_forward(model->layer[L - 1].x_out, chunk->inputs, model->buf.pairs, p.bigram, chunk_rows(model), C);
+    }
     layernorm_forward(model->buf.ln_f, model->buf.mean_f, model->buf.rstd_f, layer_input(model, L), p.ln_f_w, p.ln_f_b,
                       chunk_rows(model), C);
     threads_end(&model->threads);
@@ -1061,6 +1085,10 @@ static void cpu_train_backward(TostModel* model, int after, int before, TostEnd 
     memset(buf->dx, 0, rows * C * sizeof(float));
     layernorm_backward(buf->dx, g.ln_f_w, g.ln_f_b, dln_f, layer_input(model, L), buf->mean_f, buf->rstd_f, p.ln_f_w,
                        rows, C);
+    if (g.bigram) {
+        embedding_backward(g.bigram, NULL, buf->dx, chunk->inputs, chunk->first, chunk->B, chunk->T, C);
+        embedding_backward(g.bigram, NULL, buf->dx, buf->pairs, chunk->first, chunk->B, chunk->T, C);
+    }
     for (int l = L - 1; l >= 0; l--) {
         layer_backward(model, l, after, before);
         exchange_gradients(&model->exchange, end, tost_layer_offset(&model->tensors, l));
@@ -1198,7 +1226,8 @@ static size_t layout_buffers(TostModel* model, void* base) {
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = o->max_batch;
     const size_t rows = B * o->max_chunk, states = o->states, train = o->training, threads = o->threads;
     const size_t fp32 = o->dtype != TOST_BF16, bf16 = !fp32;
-    const size_t conv = c->conv != 0, memory = c->memory != 0, muon = o->optimizer == TOST_MUON;
+    const size_t conv = c->conv != 0, memory = c->memory != 0, bigrams = c->bigrams != 0,
+                 muon = o->optimizer == TOST_MUON;
     const size_t logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison_redzone};   // memory.h
     model->logits_rows = logits_rows;

@@ -42,6 +42,7 @@
 #include "tost/cuda/scan.cuh"
 
 extern "C" {
+#include "tost/bigrams.h"
 #include "tost/commands/commands.h"
 #include "tost/flops.h"
 }
@@ -173,7 +174,8 @@ __global__ void embedding_position_kernel(float* dwpe, const float* dx, const Pa
 }
 
 // dwte (V,C): +=, since the classifier has set it; dwpe (block_size,C): =, or with add (not the first pass after
-// zero_grad) +=; or NULL. partial: of big tokens; dx (B,T,C). Kernels loop if there are more rows than blocks.
+// zero_grad) +=; or NULL. partial: of big tokens; dx (B,T,C). Kernels loop if there are more rows than blocks. Also for
+// dbigram, which the caller sets, with tokens and with pairs.
 static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, float* partial, const float* dx,
                                PassInput s, bool add, int block_size, int B, int T, int C) {
     const int rows = B * T, threads = channel_threads(C);
@@ -186,7 +188,7 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
 
 // ---------------------------------------------------------------------------------------------
 // LayerNorm, fused with the residual and LayerScale that precede it:
-//     x += gamma · branch,   n = (x - mean) · rstd,   y = n · w + b,   rstd = 1/√(variance + 1e-5)
+//     x += gamma · branch (+ bigrams),   n = (x - mean) · rstd,   y = n · w + b,   rstd = 1/√(variance + 1e-5)
 // Backward computes n from y, which the next Linear or convolution keeps as its input. So no layer keeps x.
 //
 // A thread holds PACKS packs of VEC neighboring channels of a row in registers, so that each byte moves once. In
@@ -218,6 +220,8 @@ template <typename S> struct NormForward {
     const float *gamma, *w, *b;      // (C); b may be NULL
     size_t rows;
     int C;
+    const float* bigram = NULL;      // (V+bigrams,C), of the last LayerNorm with --bigrams
+    const int32_t *tokens = NULL, *pairs = NULL;   // (rows): rows of bigram
 };
 
 // Minimum traffic per row: 8C (x) + 2C (branch) + 2C (y) = 12C. Launch bounds: the threads that NORM_CHANNELS channels
@@ -243,6 +247,8 @@ __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 
         float gamma_c[VEC];
         load_pack<VEC>(gamma_c, args.gamma + c);
         UNROLL for (int i = 0; i < VEC; i++) v[p][i] += gamma_c[i] * branch[p][i];
+        if (args.bigram) add_part<true>(v[p], args.bigram + (size_t)args.tokens[row] * C + c, VEC);
+        if (args.bigram) add_part<true>(v[p], args.bigram + (size_t)args.pairs[row] * C + c, VEC);
         store_pack<VEC>(args.x + row * C + c, v[p]);
     }
     UNROLL for (int p = 0; p < PACKS; p++)
@@ -1455,7 +1461,7 @@ template <typename S> static void classify(Matmul* mm, const Classifier<S>& args
     X(gelu,         S,       rows * 4 * C)
 
 #define SHARED_BUFFERS(X) \
-    X(input,        int32_t, pass_input_size(rows)) \
+    X(input,        int32_t, (1 + bigrams) * pass_input_size(rows))   /* of tokens, and of pairs of them */ \
     X(decays,       uint8_t, train * m->tensors.flat_size / DECAY_GROUP) \
     X(x,            float,   rows * C)                     /* the residual stream: embedding + all branches so far */ \
     X(branch,       S,       rows * C)                     /* c_proj(y), or the output of the MLP */ \
@@ -1517,6 +1523,7 @@ struct TostModel {
     PassGraph         graph[PASSES * 8];   // see run_pass
     bool              grads_stale;         // to be overwritten by the next pass
     TostChunk         chunk;               // of the last pass
+    std::vector<int32_t> last;             // (states,max_batch): the last token of each sequence, for bigram_rows
     PassStates        states, adjoints;    // of layer 0, in the last pass and in its backward
     int64_t           loss_count;          // since the last read_loss
 };
@@ -1567,7 +1574,7 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
                  T = m->options.max_chunk, rows = B * T, runs = div_up(T, TSSA_RUN), train = m->options.training;
-    const size_t conv = c->conv != 0, memory = c->memory != 0, state = L * B * state_size(c);
+    const size_t conv = c->conv != 0, memory = c->memory != 0, bigrams = c->bigrams != 0, state = L * B * state_size(c);
     const size_t muon = train && m->options.optimizer == TOST_MUON;
     const size_t segments = div_up(T, delta_rule_segment(B, T, NH, C / NH)), two_level = segments > 1,
                  columns = delta_rule_columns(B, T, NH, C / NH), parts = div_up(C / NH, columns),
@@ -1626,6 +1633,12 @@ template <typename S> static PassInput model_input(const TypedModel<S>* m) {
     return pass_input(m->buf.input, chunk_rows(m));
 }
 
+// The input of pairs, with --bigrams: its `inputs` are rows of bigram. It follows that of tokens, which is at `base`.
+static PassInput pairs_after(int32_t* base, size_t rows) { return pass_input(base + pass_input_size(rows), rows); }
+template <typename S> static PassInput model_pairs(const TypedModel<S>* m) {
+    return pairs_after(m->buf.input, chunk_rows(m));
+}
+
 // The LayerNorm that follows layer l (-1: the embedding): ln_1 of the next layer, or ln_f. layer_forward also adds the
 // MLP's branch.
 template <typename S> static NormForward<S> next_norm(const TypedModel<S>* m, int l) {
@@ -1634,7 +1647,8 @@ template <typename S> static NormForward<S> next_norm(const TypedModel<S>* m, in
     const TostParams<float> p = model_params(m, TOST_PARAM, last ? 0 : l + 1);
     return {.x = m->buf.x, .y = last ? m->buf.ln_f : next->ln_1, .rstd = last ? m->buf.rstd_f : next->rstd_1,
             .branch = NULL, .gamma = NULL, .w = last ? p.ln_f_w : p.ln_1_w, .b = last ? p.ln_f_b : p.ln_1_b,
-            .rows = chunk_rows(m), .C = m->config.n_embd};
+            .rows = chunk_rows(m), .C = m->config.n_embd, .bigram = last ? p.bigram : NULL,
+            .tokens = model_input(m).inputs, .pairs = p.bigram ? model_pairs(m).inputs : NULL};
 }
 
 // State `state` of layer l, from sequence b on
@@ -1815,12 +1829,19 @@ template <typename S> static void model_forward(TypedModel<S>* m, int layers) {
 
 // The exchange of complete gradients starts after each layer, in the pass that ends a step.
 template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, bool add) {
-    const int last = m->config.n_layer - 1;
+    const int last = m->config.n_layer - 1, C = m->config.n_embd;
     const TostParams<float> g = model_params(m, TOST_GRAD, last);
     const ColumnSums none = {m->buf.columns, m->buf.embed, 0, {}};   // embed: the buffer after columns
     ColumnSums pending = none;
     clear_sync(m);
     norm_backward(m, &pending, last);
+    if (g.bigram) {
+        const size_t size = (size_t)(m->config.vocab_size + m->config.bigrams) * C;
+        if (!add) CUDA_CHECK(cudaMemsetAsync(g.bigram, 0, size * sizeof(float), m->stream));
+        for (const PassInput& s : {model_input(m), model_pairs(m)})
+            embedding_backward(m->stream, g.bigram, NULL, m->buf.embed, m->buf.dx, s, add, m->config.block_size,
+                               m->chunk.B, m->chunk.T, C);
+    }
     for (int l = last; l >= 0; l--) {
         layer_backward(m, &pending, l, add);
         pending = none;
@@ -1829,7 +1850,7 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
         exchange_gradients(&m->exchange, end, tost_layer_offset(&m->tensors, l));
     }
     embedding_backward(m->stream, g.wte, g.wpe, m->buf.embed, m->buf.dx, model_input(m), add, m->config.block_size,
-                       m->chunk.B, m->chunk.T, m->config.n_embd);
+                       m->chunk.B, m->chunk.T, C);
 }
 
 // The classifier over n rows of x, which has a row per target, without gradients
@@ -1853,10 +1874,23 @@ template <typename S> static PassInput start_pass(TypedModel<S>* m, const TostCh
     s.header->first = chunk->first;
     memcpy(s.inputs, chunk->inputs, bytes);
     if (chunk->targets) memcpy(s.targets, chunk->targets, bytes);
+    if (m->config.bigrams)
+        bigram_rows(pairs_after((int32_t*)s.header, rows).inputs, m->last.data(), m->options.max_batch, &m->config,
+                    chunk, from, to);
     return s;
 }
 
-template <typename S> static void input_send(TypedModel<S>* m, PassInput s, const int32_t* end) {
+// Sends what forward reads of an input or, with `order`, all of it.
+template <typename S> static void input_send(TypedModel<S>* m, PassInput s, bool order) {
+    const int32_t* end = m->chunk.targets ? s.order : s.targets;
+    const size_t rows = chunk_rows(m);
+    const PassInput pairs = pairs_after((int32_t*)s.header, rows);
+    if (order) embed_order(s, (int)rows, m->config.vocab_size), end = s.big_first + s.header->n_big + 1;
+    if (m->config.bigrams) end = pairs.targets;
+    if (m->config.bigrams && order) {
+        embed_order(pairs, (int)rows, m->config.vocab_size + m->config.bigrams);
+        end = pairs.big_first + pairs.header->n_big + 1;
+    }
     exchange_settle(&m->exchange);
     staging_copy(&m->staging, m->buf.input, (const char*)end - (const char*)s.header, m->stream);
 }
@@ -1871,13 +1905,15 @@ template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass
 
 template <typename S> static void cuda_forward(TypedModel<S>* m, const TostChunk* chunk, int from, int to) {
     const PassInput s = start_pass(m, chunk, from, to);
-    input_send(m, s, chunk->targets ? s.order : s.targets);
+    input_send(m, s, false);
     run_pass(m, PASS_FORWARD, [=] { model_forward(m, m->config.n_layer); });
     write_state(m, to, m->buf.after);
 }
 
 template <typename S> static void cuda_copy_state(TypedModel<S>* m, int to, int from, int n, int copies) {
     const size_t bytes = state_size(&m->config) * sizeof(double);
+    const int most = m->options.max_batch;
+    for (int i = 0; i < n; i++) m->last[to * most + i] = m->last[from * most + i / copies];
     for (int l = 0; l < m->config.n_layer; l++)
         for (int i = 0; i < n; i++)
             CUDA_CHECK(cudaMemcpyAsync(model_state(m, to, l, i), model_state(m, from, l, i / copies), bytes,
@@ -1893,8 +1929,7 @@ static void cuda_train_forward(TypedModel<S>* m, const TostChunk* chunk, int fro
     assert(m->options.training);
     s.header->grad_scale = grad_scale;
     for (size_t row = 0; row < chunk_rows(m); row++) m->loss_count += chunk->targets[row] >= 0;
-    embed_order(s, (int)chunk_rows(m), m->config.vocab_size);
-    input_send(m, s, s.big_first + s.header->n_big + 1);
+    input_send(m, s, true);
     run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=] {
         model_forward(m, m->config.n_layer);
         Classifier<S> classifier = model_classifier(m, m->buf.ln_f, chunk_rows(m));
@@ -2273,7 +2308,8 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
     m->exchange.compute = m->stream;
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
-    staging_init(&m->staging, pass_input_size(rows) * sizeof(int32_t));
+    staging_init(&m->staging, (m->config.bigrams ? 2 : 1) * pass_input_size(rows) * sizeof(int32_t));
+    m->last.resize(m->options.states * m->options.max_batch);
     for (int s = 0; s < (m->options.training ? TOST_ARRAYS : 1); s++)
         CUDA_CHECK(cudaMemsetAsync(m->array[s], 0, exchange_elements(&m->exchange, (TostArray)s) * sizeof(float),
                                    m->stream));

@@ -21,11 +21,12 @@ bool tost_config_check(const TostConfig* c, TostError* err) {
 }
 
 TextLine model_sizes(const TostConfig* c) {
-    return text_line("%d layer%s, %d head%s, %d channel%s, block size %d, vocabulary %d, %s bias%s%s%s%s", c->n_layer,
+    return text_line("%d layer%s, %d head%s, %d channel%s, block size %d, vocabulary %d, %s bias%s%s%s%s%s", c->n_layer,
                      plural(c->n_layer), c->n_head, plural(c->n_head), c->n_embd, plural(c->n_embd), c->block_size,
                      c->vocab_size, c->bias ? "with" : "no",
                      c->membership == TOST_UNIFORM ? ", uniform membership" : "", c->conv ? ", convolutions" : "",
-                     c->memory ? ", memory" : "", c->positions == TOST_POSITIONS_NONE ? ", no positions" : "");
+                     c->memory ? ", memory" : "", c->positions == TOST_POSITIONS_NONE ? ", no positions" : "",
+                     c->bigrams ? text_line(", %d bigrams", c->bigrams).text : "");
 }
 
 // ---- Layout ----
@@ -34,7 +35,8 @@ TextLine model_sizes(const TostConfig* c) {
 typedef struct { TostPlace place; const char* name; bool exists; TostTensor tensor; } ParamRow;
 
 static void expand_rows(ParamRow rows[TOST_ROWS], const TostConfig* c) {
-    const int C = c->n_embd, NH = c->n_head, V = c->vocab_size, MAX_T = c->block_size, CONV = c->conv;
+    const int C = c->n_embd, NH = c->n_head, V = c->vocab_size, MAX_T = c->block_size, CONV = c->conv,
+              BIGRAMS = c->bigrams;
     const bool BIAS = c->bias != 0, MEMORY = c->memory != 0, POSITIONS = c->positions == TOST_POSITIONS_LEARNED;
 #define SHAPE(...) {__VA_ARGS__}
 #define X(field, place, name, shape, init, decay, optimizer, when) \

@@ -49,6 +49,7 @@ typedef struct {
     int conv;                      // TOST_CONV_WIDTH: z and ln_2 pass through convolutions over time; 0: as published
     int memory;                    // 1: each head recalls what came after similar tokens; 0: none
     int positions;                 // TostPositions
+    int bigrams;                   // pairs of tokens with an embedding that is added after the layers; 0: none
 } TostConfig;
 
 enum { TOST_CONV_WIDTH = 4 };
@@ -78,7 +79,11 @@ enum { TOST_CONV_WIDTH = 4 };
       "it has no effect at first, and --init can add it; CUDA: for heads of at most 272 channels. 0: as published") \
     X(positions,  "positions",  CHOICE, "learned|none",    NOT_0, 0, 1, \
       .help = "position embeddings and denom_bias: learned as published, or none; without them, the trained model " \
-      "can read sequences of any length")
+      "can read sequences of any length") \
+    X(bigrams,    "bigrams",    INT,    "N",               NOT_0, 0, TOST_MAX_VOCAB_SIZE, \
+      .help = "a table adds an embedding of each token and one of the token and the one before it after the layers, " \
+      "with N rows for pairs; it lowers the loss at almost no cost in time, has no effect at first, and --init can " \
+      "add it. 0: as published")
 
 // Largest sizes, on the command line and in files.
 enum {
@@ -102,7 +107,7 @@ static inline int tost_max_seq(const TostConfig* c) {
 // The table of parameters. Columns: field, place, name in a state dict (in layers, after "transformer.h.<layer>."),
 // shape, initial value, weight decay, optimizer with --optimizer muon, condition for it to exist. Shapes and
 // conditions may use
-//   C channels, NH heads, V vocabulary size, MAX_T positions, BIAS, CONV, MEMORY, POSITIONS.
+//   C channels, NH heads, V vocabulary size, MAX_T positions, BIAS, CONV, MEMORY, POSITIONS, BIGRAMS.
 // Everything else about parameters expands from it: pointers, offsets, counts, names in checkpoints, initial values,
 // decay, labels of tests. The order is that of the published state dict.
 
@@ -128,6 +133,7 @@ static inline int tost_max_seq(const TostConfig* c) {
     X(fc_b,        LAYER,  "mlp.c_fc.bias",           (4 * C),        ZERO,     NO_DECAY, ADAMW, BIAS) \
     X(fc_proj_w,   LAYER,  "mlp.c_proj.weight",       (C, 4 * C),     RESIDUAL, DECAY,    MUON,  true) \
     X(fc_proj_b,   LAYER,  "mlp.c_proj.bias",         (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
+    X(bigram,      HEAD,   "transformer.bigram.weight", (V + BIGRAMS, C), ZERO,     DECAY,    ADAMW, BIGRAMS > 0) \
     X(ln_f_w,      HEAD,   "transformer.ln_f.weight", (C),            ONE,      NO_DECAY, ADAMW, true) \
     X(ln_f_b,      HEAD,   "transformer.ln_f.bias",   (C),            ZERO,     NO_DECAY, ADAMW, BIAS)
 

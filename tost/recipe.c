@@ -392,6 +392,8 @@ bool recipe_set_config(TostRecipe* recipe, const TostConfig* config, int ranks, 
     if (!resumed && !config->conv && recipe_given(recipe, RECIPE_conv)) recipe->config.conv = before.config.conv;
     if (!resumed && !config->memory && recipe_given(recipe, RECIPE_memory))
         recipe->config.memory = before.config.memory;
+    if (!resumed && !config->bigrams && recipe_given(recipe, RECIPE_bigrams))
+        recipe->config.bigrams = before.config.bigrams;
     for (int i = 0; i < RECIPE_SIZES && same; i++) {
         if (!recipe_given(recipe, (RecipeRow)i)) continue;
         char* loaded = setting_text(recipe, &recipe_table[i]);

@@ -227,7 +227,7 @@ TextLine recipe_changed(const TostRecipe* recipe, const KeyValues* saved);
 // given do not fit together or on this number of ranks.
 bool recipe_derive(TostRecipe* recipe, int ranks, bool resumed, TostError* err);
 // Takes the sizes from a model file, then recipe_derive. Fails, naming the setting, if a given size differs; a new run
-// adds the given --conv and --memory to a model without them.
+// adds the given --conv, --memory and --bigrams to a model without them.
 bool recipe_set_config(TostRecipe* recipe, const TostConfig* config, int ranks, bool resumed, const char* file,
                         TostError* err);
 // Sets the steps of --epochs for data with this many samples, and the warm-up, unless it is given.

@@ -37,7 +37,8 @@ LOSSES = {"validation": ("OpenWebText", "openwebtext"), "lambada_loss": ("LAMBAD
           "wikitext2_loss": ("WikiText-2", "wikitext2"), "ptb_loss": ("PTB", "ptb")}
 # Published models: layers, heads, channels, block size
 SIZES = {"ToST-base": (12, 12, 768, 1024), "ToST-medium": (24, 16, 1024, 1024), "ToST-large": (36, 20, 1280, 1024)}
-VARIANTS = ("membership", "conv", "memory", "positions")   # options of the model; as published, they are absent
+# Options of the model; as published, they are absent
+VARIANTS = ("membership", "conv", "memory", "positions", "bigrams")
 GPT2_VOCABULARY = range(50257, 50305)
 # Keys of eval's JSON that are not results
 SETTINGS = {"step", "seq", "seed", "stride", "examples", "tokens"}

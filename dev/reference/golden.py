@@ -67,9 +67,9 @@ CASES = {
     # memory with convolutions, for more than four times the 32 tokens that CUDA kernels take at once
     "memory": dict(layers=2, heads=3, channels=15, block_size=140, vocab_size=29, conv=CONV_WIDTH, memory=1, batch=1,
                    seq=131, masked=3, seed=7),
-    # no positions: a sequence longer than the block size
-    "no_positions": dict(layers=2, heads=3, channels=15, block_size=5, vocab_size=29, positions="none", batch=2, seq=9,
-                         seed=9),
+    # no positions: a sequence longer than the block size; bigrams
+    "no_positions": dict(layers=2, heads=3, channels=15, block_size=5, vocab_size=29, positions="none", bigrams=40,
+                         batch=2, seq=9, seed=9),
 }
 STEPS = 3
 
@@ -170,11 +170,13 @@ def compute_expected(model, inputs, targets, optimizer, hyper):
 
 
 def make(stem, case):
-    defaults = {"bias": False, "conv": 0, "memory": 0, "positions": "learned", "masked": 0, "optimizer": "adamw"}
+    defaults = {"bias": False, "conv": 0, "memory": 0, "positions": "learned", "bigrams": 0, "masked": 0,
+                "optimizer": "adamw"}
     args = argparse.Namespace(**(defaults | HYPER | case))
     generator = torch.Generator().manual_seed(args.seed)
     model = Tost(TostConfig(args.layers, args.heads, args.channels, args.block_size, args.vocab_size,
-                            args.bias, conv=args.conv, memory=args.memory, positions=args.positions))
+                            args.bias, conv=args.conv, memory=args.memory, positions=args.positions,
+                            bigrams=args.bigrams))
     randomize(model, generator)
     inputs, targets = draw_batches(args, generator)
     hyper = {key: getattr(args, key) for key in HYPER}

@@ -53,10 +53,11 @@ GAMMA_INIT = 1e-5   # initial LayerScale
 
 HEAD, WTE = "lm_head.weight", "transformer.wte.weight"  # tied; some files contain both names
 WPE = "transformer.wpe.weight"
+BIGRAM = "transformer.bigram.weight"
 MEMBERSHIPS = ("learned", "uniform")
 CONV_WIDTH = 4
 # Config entries that the published model lacks, and its values
-VARIANTS = {"membership": "learned", "conv": 0, "memory": 0, "positions": "learned"}
+VARIANTS = {"membership": "learned", "conv": 0, "memory": 0, "positions": "learned", "bigrams": 0}
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.int32: "I32"}
 
 
@@ -72,6 +73,7 @@ class TostConfig:
     conv: int = 0  # or CONV_WIDTH: z and the input of the MLP pass through causal convolutions over time
     memory: int = 0  # or 1: each head recalls what came after similar tokens
     positions: str = "learned"  # or "none", without wpe and denom_bias: sequences can be longer than block_size
+    bigrams: int = 0  # pairs of tokens with an embedding that is added after the layers
 
     def metadata(self):
         """The config as in a checkpoint's __metadata__: strings, bias 0 or 1; the VARIANTS if not published."""
@@ -99,7 +101,13 @@ class TostConfig:
                    bias="transformer.ln_f.bias" in shapes,
                    conv=CONV_WIDTH if "transformer.h.0.attn.conv.weight" in shapes else 0,
                    memory=int("transformer.h.0.attn.memory_scale" in shapes),
-                   positions="learned" if WPE in shapes else "none")
+                   positions="learned" if WPE in shapes else "none",
+                   bigrams=shapes.get(BIGRAM, (vocab_size,))[0] - vocab_size)
+
+
+def pair_rows(idx, size):
+    """Rows (B,T) among `size` of each token of idx (B,T) and the one before it."""
+    return (F.pad(idx.long() + 1, (1, -1)) * 2654435761 + idx) % size
 
 
 class Conv(nn.Conv1d):
@@ -215,6 +223,7 @@ class Tost(nn.Module):
             "wte": nn.Embedding(config.vocab_size, config.n_embd),
             **({"wpe": nn.Embedding(config.block_size, config.n_embd)} if learned else {}),
             "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
+            **({"bigram": nn.Embedding(config.vocab_size + config.bigrams, config.n_embd)} if config.bigrams else {}),
             "ln_f": nn.LayerNorm(config.n_embd, bias=config.bias),
         })
         for name, module in self.named_modules():
@@ -223,6 +232,8 @@ class Tost(nn.Module):
                 nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * config.n_layer) if residual else 0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+        if config.bigrams:
+            nn.init.zeros_(self.transformer.bigram.weight)
 
     def forward(self, idx, targets=None, last_only=False):
         """idx, targets (B,T); targets of -1 are ignored. Returns logits (B,T,V), or (B,1,V) for the last position if
@@ -234,6 +245,9 @@ class Tost(nn.Module):
             x = x + self.transformer.wpe.weight[:T]
         for block in self.transformer.h:
             x = block(x)
+        if self.config.bigrams:
+            pairs = self.config.vocab_size + pair_rows(idx, self.config.bigrams)
+            x = x + self.transformer.bigram(idx) + self.transformer.bigram(pairs)
         x = self.transformer.ln_f(x[:, -1:] if last_only else x)
         logits = F.linear(x, self.transformer.wte.weight)
         if targets is None:

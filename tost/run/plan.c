@@ -26,11 +26,15 @@ double plan_loss(const TostConfig* c, double tokens, double unique) {
     const double U = fmin(tokens, unique), repeats = tokens / U - 1;
     const double D = (U + 15.4 * U * (1 - exp(-repeats / 15.4))) / 4e6;
     const double N = 1e-5 * c->n_layer * c->n_embd * c->n_embd;   // weights of the layers, in millions
-    return 0.850 + 2.513 * pow(N, -0.10) + 0.624 * pow(D, -0.56) * pow(N, 0.16);
+    const double loss = 0.850 + 2.513 * pow(N, -0.10) + 0.624 * pow(D, -0.56) * pow(N, 0.16);
+    return c->bigrams ? 0.95 * loss : loss;
 }
 
-// The most tokens to train on, from a text of `unique` tokens: 5 epochs of 0.3M tokens, 9 of 3M
-static double most_tokens(double unique) { return 5 * unique * pow(unique / 3e5, 0.25); }
+// The most tokens to train on, from a text of `unique` tokens: 5 epochs of 0.3M tokens, 9 of 3M; with bigrams, which a
+// model learns by heart sooner, 2 and 3.6
+static double most_tokens(const TostConfig* c, double unique) {
+    return (c->bigrams ? 2 : 5) * unique * pow(unique / 3e5, 0.25);
+}
 
 static const double LONG_RUN = 8e6;   // from so many tokens on, larger steps and a higher learning rate were better
 
@@ -51,6 +55,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         {4, 448}, {4, 512}, {6, 512}, {6, 640}, {8, 640}, {8, 768}, {8, 1024}};
     enum { HEAD = 64 };   // channels of a head
     const bool preset = recipe_given(r, RECIPE_preset);   // gives the sizes
+    if (!preset) set(r, RECIPE_bigrams, 65536);   // set again below
     double best = INFINITY, tokens = 0;
     TostConfig chosen = r->config;
     for (size_t i = 0; i < countof(sizes); i++) {
@@ -59,7 +64,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         if (!preset && !recipe_given(r, RECIPE_n_embd)) c.n_embd = sizes[i].channels;
         if (!preset && !recipe_given(r, RECIPE_positions)) c.positions = TOST_POSITIONS_NONE;
         if (!preset && !recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % HEAD == 0 ? c.n_embd / HEAD : 1;
-        const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(unique)), loss = plan_loss(&c, D, unique);
+        const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(&c, unique)), loss = plan_loss(&c, D, unique);
         if (c.n_embd % c.n_head != 0 || !(loss < best)) continue;
         best = loss;
         tokens = D;
@@ -70,10 +75,11 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     const double unit = (double)r->seq * r->parts;
     const double total = tokens > LONG_RUN ? 8192 : fmin(fmax(exp2(round(log2(tokens / 1000))), 512), 4096);
     set(r, RECIPE_total_batch, ceil(total / unit) * unit);
+    if (!preset) set(r, RECIPE_bigrams, fmin(16 * (double)r->total_batch, 131072));
 }
 
 void plan_steps(TostRecipe* r, double most, double unique) {
-    const double steps = floor(fmin(most, most_tokens(unique) / (double)r->total_batch));
+    const double steps = floor(fmin(most, most_tokens(&r->config, unique) / (double)r->total_batch));
     const double tokens = steps * (double)r->total_batch, every = fmax(ceil(steps / 5), 1);
     r->steps = (int64_t)fmax(steps, 1);
     const double lr = 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64));
@@ -324,7 +330,7 @@ void run_adjust_steps(Run* r) {
     r->timed_step = step;
     if (step == from || !can_follow) return;
     const double each = (now - before) / (double)(step - from), left = seconds_left(r) - END_SECONDS;
-    const double most = most_tokens(unique_tokens(r)) / (double)recipe->total_batch;
+    const double most = most_tokens(&recipe->config, unique_tokens(r)) / (double)recipe->total_batch;
     double steps = (double)recipe->steps;
     if (fabs(left - each * (steps - (double)step)) > TOLERANCE * r->args->run_for)
         steps = floor(fmin((double)step + fmax(left / each, 1), fmax(most, steps)));

@@ -11,8 +11,8 @@ double plan_cost(const TostConfig* c);
 double plan_loss(const TostConfig* c, double tokens, double unique);
 // The vocabulary for a text of this many bytes
 int    plan_vocabulary(double bytes);
-// Sets the sizes, the tokens per step and --positions none, unless given, for that time and speed (plan_cost per
-// second). unique: tokens of the text
+// Sets the sizes, the tokens per step, --bigrams and --positions none, unless given, for that time and speed
+// (plan_cost per second). unique: tokens of the text
 void   plan_sizes(TostRecipe* r, double seconds, double speed, double unique);
 // Sets the steps (at most `most`, fewer if more epochs would not lower the loss) and what is not given: learning rate,
 // schedule, warm-up, decay rates of AdamW, Muon's momentum, and the intervals of validation, samples and checkpoints.

@@ -14,8 +14,8 @@ static bool not_loaded(const Run* r, bool only_moments, TostError* err) {
                           "--overwrite", err->text, newest.text);
     if (r->args->resume) return tost_error(err, "%s; --overwrite starts a new run", err->text);
     return only_moments
-        && tost_error(err, "%s; --keep-optimizer needs a checkpoint whose run had the same --optimizer, --conv and "
-                      "--memory: leave it out", err->text);
+        && tost_error(err, "%s; --keep-optimizer needs a checkpoint whose run had the same --optimizer, --conv, "
+                      "--memory and --bigrams: leave it out", err->text);
 }
 
 // Opens the weights to start from and reads their metadata.

@@ -13,6 +13,7 @@
 #include "data/tokenizer.h"
 
 static const char wte_name[] = "transformer.wte.weight";
+static const char bigram_name[] = "transformer.bigram.weight";
 static const char lm_head_name[] = "lm_head.weight";   // tied to wte; some programs store it as well
 
 // ---- Names and shapes ----
@@ -83,19 +84,21 @@ static bool find_sizes(int sizes[2], const StFile* f, const char* name, TostErro
 
 // The config that follows from names and shapes. The metadata says if there are no positions, and then the block size.
 static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
-    int wte[2] = {0}, wpe[2] = {0}, temp[2] = {0}, layers = 0;
+    int wte[2] = {0}, wpe[2] = {0}, temp[2] = {0}, bigrams[2] = {0}, layers = 0;
     const char *positions = st_meta(f, "positions"), *block_size = st_meta(f, "block_size");
     const bool none = positions && strcmp(positions, "none") == 0;
     if (!find_sizes(wte, f, wte_name, err)) return false;
     if (!none && !find_sizes(wpe, f, "transformer.wpe.weight", err)) return false;
     if (!find_sizes(temp, f, "transformer.h.0.attn.temp", err)) return false;
+    if (st_find(f, bigram_name) && !find_sizes(bigrams, f, bigram_name, err)) return false;
     if (none) wpe[0] = block_size ? (int)strtol(block_size, NULL, 10) : 0;   // metadata_read checks the text
     while (st_find(f, text_line("transformer.h.%d.attn.temp", layers).text)) layers++;
     *c = (TostConfig){.n_layer = layers, .n_head = temp[0], .n_embd = wte[1], .block_size = wpe[0],
                       .vocab_size = wte[0], .bias = st_find(f, "transformer.ln_f.bias") != NULL,
                       .conv = st_find(f, "transformer.h.0.attn.conv.weight") ? TOST_CONV_WIDTH : 0,
                       .memory = st_find(f, "transformer.h.0.attn.memory_scale") != NULL,
-                      .positions = none ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED};
+                      .positions = none ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED,
+                      .bigrams = bigrams[0] > 0 ? bigrams[0] - wte[0] : 0};
     return true;
 }
 

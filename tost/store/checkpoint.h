@@ -24,7 +24,7 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
 bool checkpoint_open_best(StFile* model_file, CheckpointInfo* info, const char* path, TostError* err);
 
 // Loads all parameters, after checking the CRC-32 (if present). model_file: from checkpoint_open. It may have an
-// lm_head.weight equal to wte, and may lack convolutions and memory, which then keep their values.
+// lm_head.weight equal to wte, and may lack convolutions, memory and bigrams, which keep their values.
 bool checkpoint_load_params(const CheckpointModel* m, const StFile* model_file, TostError* err);
 // Loads the moments m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint.
 bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file, TostError* err);

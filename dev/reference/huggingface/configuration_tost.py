@@ -9,7 +9,7 @@ class TostConfig(PretrainedConfig):
     keys_to_ignore_at_inference = ["past_key_values", "cache"]
 
     def __init__(self, n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304, bias=False,
-                 membership="learned", conv=0, memory=0, positions="learned", n_tokens=None,
+                 membership="learned", conv=0, memory=0, positions="learned", bigrams=0, n_tokens=None,
                  use_cache=True, tie_word_embeddings=True, **kwargs):
         self.n_layer = n_layer
         self.n_head = n_head
@@ -21,6 +21,7 @@ class TostConfig(PretrainedConfig):
         self.conv = conv  # 0, or 4: z and the input of the MLP pass through causal convolutions
         self.memory = memory  # 0, or 1: each head recalls what came after similar tokens
         self.positions = positions  # learned, or none: no position embeddings, inputs of any length
+        self.bigrams = bigrams  # pairs of tokens with an embedding that is added after the layers
         self.n_tokens = n_tokens  # generate chooses only ids below it: the other rows are padding. None: all are tokens
         self.use_cache = use_cache
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)

@@ -42,12 +42,14 @@ class TostState:
     def __init__(self, n_layer):
         self.layers = [None] * n_layer  # the tensors of each layer
         self.tokens = None              # (B) tokens without padding so far
+        self.last = None                # (B) the last of them, -1 before the first; only with bigrams
         self.length = 0                 # tokens with padding so far
         self.dropped = 0                # the first of them, which the sums do not include
 
     def restart(self, length):
         """Forgets the first `length` tokens, all of them so far or more."""
-        self.layers, self.tokens, self.length, self.dropped = [None] * len(self.layers), None, length, length
+        self.layers, self.tokens, self.last = [None] * len(self.layers), None, None
+        self.length = self.dropped = length
 
     def get_seq_length(self, layer_idx=0):
         return self.length
@@ -56,6 +58,7 @@ class TostState:
         """Applies a function to every tensor; the first dimension is the batch."""
         self.layers = [layer and tuple(change(t) for t in layer) for layer in self.layers]
         self.tokens = change(self.tokens)
+        self.last = None if self.last is None else change(self.last)
 
     def reorder_cache(self, beam_idx):
         self.map(lambda t: t.index_select(0, beam_idx.to(t.device)))
@@ -277,6 +280,8 @@ class TostPreTrainedModel(PreTrainedModel):
         elif isinstance(module, TostBlock):
             nn.init.constant_(module.gamma1, GAMMA_INIT)
             nn.init.constant_(module.gamma2, GAMMA_INIT)
+        elif isinstance(module, TostModel) and module.bigram is not None:
+            nn.init.zeros_(module.bigram.weight)
 
 def document_starts(x, mask, before, position_ids, seq_idx, cu_seq_lens):
     """Where documents start within the rows of x (B,T,C), as bool (B,T), or None if nowhere: where position_ids (B or
@@ -311,6 +316,8 @@ class TostModel(TostPreTrainedModel):
         if config.positions == "learned":
             self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.h = nn.ModuleList(TostBlock(config) for _ in range(config.n_layer))
+        rows = config.bigrams and config.vocab_size + config.bigrams
+        self.bigram = nn.Embedding(rows, config.n_embd) if rows else None
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.post_init()
 
@@ -336,17 +343,19 @@ class TostModel(TostPreTrainedModel):
                              "the input or max_new_tokens; the model has no position embeddings beyond it")
         return positions.clamp_max(longest - 1)  # of padding
 
-    def read(self, x, mask, state, keep, every):
-        """Reads x (B,T,C), embeddings of one sequence in each row, after the state. mask (B,T): False at padding, or
-        None; keep: whether to update the state. Returns a list of the last hidden state or, with `every`, of all."""
+    def read(self, x, ids, mask, state, keep, every):
+        """Reads x (B,T,C), embeddings of one sequence in each row, after the state. ids (B,T): the tokens, or None
+        without bigrams; mask (B,T): False at padding, or None; keep: whether to update the state. Returns a list of the
+        last hidden state or, with `every`, of all."""
         B, T, C = x.shape
         count = place = None
         if mask is not None:
             n = mask.long().cumsum(1)
             count = n[:, -1]
             place = torch.where(mask, n - 1, count[:, None] + torch.arange(T, device=x.device) - n)
+            ids = None if ids is None else torch.zeros_like(ids).scatter(1, place, ids)  # padding behind the tokens
             place = place.unsqueeze(-1).expand(B, T, C)
-            x = torch.zeros_like(x).scatter(1, place, x)  # padding behind the tokens
+            x = torch.zeros_like(x).scatter(1, place, x)
         positions = self.positions(x, count, state)
         if self.config.positions == "learned":
             x = x + self.wpe(positions)
@@ -355,13 +364,20 @@ class TostModel(TostPreTrainedModel):
             hidden.append(x)
             x, layer = block(x, positions, count if keep else None, past)
             layers.append(layer)
+        if self.bigram is not None:
+            last = ids.new_full((B,), -1) if state.last is None else state.last
+            seen = torch.cat([last[:, None], ids], 1)
+            pairs = self.config.vocab_size + ((seen[:, :-1] + 1) * 2654435761 + ids) % self.config.bigrams
+            x = x + self.bigram(ids) + self.bigram(pairs)
+            if keep:
+                state.last = seen[:, -1] if count is None else seen.gather(1, count[:, None])[:, 0]
         hidden = [*(hidden if every else ()), self.ln_f(x)]
         if keep:
             state.layers, state.length = layers, state.length + T
             state.tokens = (positions[:, 0] + (T if count is None else count)).expand(B)
         return hidden if place is None else [h.gather(1, place) for h in hidden]
 
-    def read_documents(self, x, mask, starts, every):
+    def read_documents(self, x, ids, mask, starts, every):
         """As read, from an empty state at each of starts (B,T) and at the start of each row. Documents are read in
         batches in which the longest has less than twice the length of the shortest."""
         B, T, C = x.shape
@@ -376,7 +392,8 @@ class TostModel(TostPreTrainedModel):
             index = (first[some] + t).clamp_max(B * T - 1)
             batch = x.flatten(0, 1)[index]
             kept = None if mask is None else mask.flatten()[index] & inside
-            parts.append([h[inside] for h in self.read(batch, kept, TostState(len(self.h)), False, every)])
+            tokens = None if ids is None else ids.flatten()[index]
+            parts.append([h[inside] for h in self.read(batch, tokens, kept, TostState(len(self.h)), False, every)])
             at.append(index[inside])
         back = torch.cat(at).argsort()
         return [torch.cat(part)[back].view(B, T, C) for part in zip(*parts)]
@@ -390,6 +407,8 @@ class TostModel(TostPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.bigram is not None and input_ids is None:
+            raise ValueError("a model with bigrams needs input_ids")
         state = cache if past_key_values is None else past_key_values
         if state is None:
             state = TostState(self.config.n_layer)
@@ -402,11 +421,11 @@ class TostModel(TostPreTrainedModel):
             starts = document_starts(x, mask, 0 if state.tokens is None else state.tokens[:, None], position_ids,
                                      seq_idx, cu_seq_lens)
         if starts is None:
-            hidden = self.read(x, mask, state, use_cache, every)
+            hidden = self.read(x, input_ids, mask, state, use_cache, every)
         elif state.length:
             raise ValueError("rows with several documents cannot continue a state")
         else:
-            hidden, use_cache = self.read_documents(x, mask, starts, every), False
+            hidden, use_cache = self.read_documents(x, input_ids, mask, starts, every), False
         output = BaseModelOutputWithPast(last_hidden_state=hidden[-1], hidden_states=tuple(hidden) if every else None,
                                          **{CACHE: state if use_cache else None})
         return_dict = self.config.return_dict if return_dict is None else return_dict
@@ -437,7 +456,12 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
     def resize_token_embeddings(self, new_num_tokens=None, *args, **kwargs):
         if new_num_tokens is not None:
             self.config.n_tokens = None
-        return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        embeddings, table = super().resize_token_embeddings(new_num_tokens, *args, **kwargs), self.transformer.bigram
+        if table is not None:
+            tokens, pairs = table.weight.detach().split([len(table.weight) - self.config.bigrams, self.config.bigrams])
+            tokens = nn.functional.pad(tokens, (0, 0, 0, len(embeddings.weight) - len(tokens)))
+            self.transformer.bigram = nn.Embedding.from_pretrained(torch.cat([tokens, pairs]), freeze=False)
+        return embeddings
 
     def _get_logits_processor(self, *args, **kwargs):
         """Of a model as exported, generate must not choose a padding row. One with adapters has been trained."""

@@ -118,14 +118,15 @@ def check_model(name, options, *arguments):
 
 
 def check_options():
-    """Models with each option. Added by --init, convolutions begin as the identity and memory with a scale of 0: the
-    loss stays the same."""
+    """Models with each option. Added by --init, convolutions begin as the identity, memory with a scale of 0 and the
+    embeddings of
+    bigrams with 0: the loss stays the same."""
     new = ("--layers", 2, "--heads", 4, "--channels", 32, "--block-size", 32, "--vocab-size", 257, "--steps", 12,
            "--batch", 2, "--total-batch", 64)
     check_model("uniform", {"membership": "uniform"}, *new)
-    check_model("no_positions", {"positions": "none"}, *new)
+    check_model("no_positions", {"positions": "none", "bigrams": "100"}, *new)
     check_losses("no_positions", 300)
-    for name, options in ("conv", {"conv": "4"}), ("memory", {"conv": "4", "memory": "1"}):
+    for name, options in ("conv", {"conv": "4"}), ("memory", {"conv": "4", "memory": "1", "bigrams": "100"}):
         check_model(f"{name}_begun", options, "--init", "shuffled", "--steps", 0)
         check(f"{name}: the loss stays the same", trainer_loss(f"{name}_begun") == trainer_loss("shuffled"))
         check_model(name, options, "--init", f"{name}_begun", "--steps", 3)

@@ -448,6 +448,15 @@ def check_loaded_is_kept():
     check("another one becomes the identity", torch.equal(conv.weight[:, 0], torch.eye(4)[3].expand(48, 4)))
 
 
+def check_bigrams(model):
+    """Resizing inserts rows of 0 after those of the tokens; the table needs ids."""
+    ids, table, V = random_ids((1, 20), 15), model.transformer.bigram.weight, model.config.vocab_size
+    model.resize_token_embeddings(V + 5)
+    tokens, new, pairs = model.transformer.bigram.weight.split([V, 5, 100])
+    check("the table of bigrams is resized", torch.equal(torch.cat([tokens, pairs]), table) and not new.any())
+    check_raises("needs input_ids", model, inputs_embeds=model.transformer.wte(ids))
+
+
 def check_round_trip(name):
     source, folder = f"{name}.safetensors", f"{name}_saved"
     exported(source, f"{name}_out").save_pretrained(folder)
@@ -669,10 +678,10 @@ def main():
     models = {name: make_model(f"{name}.safetensors", seed, **sizes) for name, seed, sizes in (
         ("model", 1, {}),
         ("biased", 2, {"bias": True}),
-        ("uniform", 3, {"membership": "uniform", "memory": 1}),
+        ("uniform", 3, {"membership": "uniform", "memory": 1, "bigrams": 100}),
         ("conv", 4, {"conv": CONV_WIDTH}),
         ("memory", 5, {"conv": CONV_WIDTH, "memory": 1}),
-        ("no_positions", 6, {"conv": CONV_WIDTH, "memory": 1, "positions": "none"}))}
+        ("no_positions", 6, {"conv": CONV_WIDTH, "memory": 1, "positions": "none", "bigrams": 100}))}
     for name, model in models.items():
         check_round_trip(name)
         check_model(model, f"{name}_out")
@@ -698,6 +707,7 @@ def main():
         for name, with_mask in (("model_out", True), ("conv_out", False), ("no_positions_out", True)):
             check_onnx(name, with_mask)
     check_loaded_is_kept()
+    check_bigrams(load("uniform_out"))
     check_import()
     check_harness()
     check_refusals()

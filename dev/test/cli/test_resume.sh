@@ -36,7 +36,7 @@ resumed() {
 }
 resumed $small --membership uniform --conv 0
 prints "info parts" "uniform membership"
-resumed $small --positions none --chunk 20
+resumed $small --positions none --bigrams 100 --chunk 20
 prints "info parts" "no positions"
 resumed $tiny --conv 4 --memory 1 --chunk 20
 check "train prints convolutions and memory" says "convolutions, memory" stdout

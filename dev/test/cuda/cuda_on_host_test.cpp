@@ -83,8 +83,8 @@ void test_stale_gradients(Checks* c) {
 // Device memory that the engine reserves for kernels and graphs
 constexpr size_t RESERVE = (size_t)512 << 20;
 
-const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED, 0, 0, 0},
-                 DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED, 0, 0, 0};
+const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED, 0, 0, 0, 0},
+                 DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED, 0, 0, 0, 0};
 
 size_t memory_of(const TostConfig& config, const TostEngineOptions& o) { return tost_cuda_engine.memory(&config, &o); }
 
@@ -116,7 +116,7 @@ void test_refusal(Checks* c, const CudaOnHostOptions& machine, const TostConfig&
 
 // With chunks, only the memory of the states before each of them depends on the length of the sequences.
 void test_chunks_memory(Checks* c, TostDtype dtype) {
-    const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED, 0, 0, 0};
+    const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED, 0, 0, 0, 0};
     TostEngineOptions o = engine_options(2, 4096, true, dtype);
     const size_t one = memory_of(config, o), state = 2 * 2 * (2 * 60 + 3) * sizeof(double);
     o.states = chunks_states(1 << 20, 4096, true);
@@ -125,9 +125,9 @@ void test_chunks_memory(Checks* c, TostDtype dtype) {
 }
 
 void test_refusals(Checks* c) {
-    const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED, 0, 0, 0},
-                     heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED, 0, 0, 0},
-                     memory = {1, 1, 512, 40, 257, 0, TOST_LEARNED, 0, 1, 0};
+    const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED, 0, 0, 0, 0},
+                     heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED, 0, 0, 0, 0},
+                     memory = {1, 1, 512, 40, 257, 0, TOST_LEARNED, 0, 1, 0, 0};
     const char* const calls[][2] = {{"cudaGetDeviceCount", "no usable GPU: out of memory; a smaller --batch"},
                                     {"cudaSetDevice", "no usable GPU: out of memory"},
                                     {"cudaGetDeviceProperties", "no usable GPU: out of memory"},

@@ -267,12 +267,13 @@ TostConfig shape_config(const Shape* k) {
     const bool conv = k->values == CONV || k->values == CONV_MEMORY;
     return (TostConfig){k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership,
                         conv ? TOST_CONV_WIDTH : 0, has_memory(k),
-                        k->values == NO_POSITIONS ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED};
+                        k->values == NO_POSITIONS ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED,
+                        k->values == NO_POSITIONS ? 100 : 0};
 }
 
 static void shape_label(char* text, size_t cap, const Shape* k, TostDtype dtype, const char* test) {
     static const char* const values[] = {"", ",fresh", ",faint", ",conv", ",conv,memory", ",memory",
-                                         ",no positions", ",memory,sharp"};
+                                         ",no positions,bigrams", ",memory,sharp"};
     snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s%s%s", dtype_name(dtype), k->B, k->T, k->layers,
              k->heads, k->channels, k->vocab, k->bias ? ",bias" : "", k->membership == TOST_UNIFORM ? ",uniform" : "",
              values[k->values], test);

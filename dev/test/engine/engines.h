@@ -85,7 +85,8 @@ void records_same(Checks* c, const char* what, const Record* got, const Record* 
 // ---- One shape: every function of an engine with one model and batch size -------------------------------------------
 
 // Parameters: random; from init_params; random with faint channels; random, of a model with convolutions, with
-// convolutions and memory, with memory, and without positions; random, with memory and high temperatures
+// convolutions and memory, with memory, and without positions but with bigrams; random, with memory and high
+// temperatures
 enum { RANDOM, FRESH, FAINT, CONV, CONV_MEMORY, MEMORY, NO_POSITIONS, SHARP };
 
 typedef struct {

@@ -37,7 +37,8 @@ TostConfig meta_config(const StFile* f) {
     return (TostConfig){meta_int(f, "n_layer"), meta_int(f, "n_head"), meta_int(f, "n_embd"),
                         meta_int(f, "block_size"), meta_int(f, "vocab_size"), meta_int(f, "bias"), TOST_LEARNED,
                         st_meta(f, "conv") ? meta_int(f, "conv") : 0, st_meta(f, "memory") ? 1 : 0,
-                        st_meta(f, "positions") ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED};
+                        st_meta(f, "positions") ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED,
+                        st_meta(f, "bigrams") ? meta_int(f, "bigrams") : 0};
 }
 
 TostUpdate meta_update(const StFile* f, double lr, int step) {

@@ -14,7 +14,8 @@
 
 static const TostConfig configs[] = {
     {.n_layer = 3, .n_head = 4, .n_embd = 96, .block_size = 24, .vocab_size = 700},
-    {.n_layer = 2, .n_head = 5, .n_embd = 95, .block_size = 19, .vocab_size = 311, .bias = 1, .conv = 4, .memory = 1},
+    {.n_layer = 2, .n_head = 5, .n_embd = 95, .block_size = 19, .vocab_size = 311, .bias = 1, .conv = 4, .memory = 1,
+     .bigrams = 500},
     {.n_layer = 1, .n_head = 1, .n_embd = 4, .block_size = 3, .vocab_size = 5},   // below one unit
     {.n_layer = 1, .n_head = 1, .n_embd = 128, .block_size = 8, .vocab_size = 80000},   // wte: several buckets
 };

@@ -66,7 +66,8 @@ static void test_given(Checks* c) {
     plan_steps(&r, 1000, LARGE);
     check(c, r.config.n_layer == 5 && r.config.n_head == 3 && r.config.n_embd % 3 == 0,
           "%d layers, %d heads, %d channels", r.config.n_layer, r.config.n_head, r.config.n_embd);
-    check(c, r.config.positions == TOST_POSITIONS_NONE && r.momentum == 0.9, "positions and momentum are chosen");
+    check(c, r.config.positions == TOST_POSITIONS_NONE && r.config.bigrams > 0 && r.momentum == 0.9,
+          "positions, bigrams and momentum are chosen");
     TostRecipe named = recipe_small();
     named.given = (uint64_t)1 << RECIPE_preset;
     plan_sizes(&named, 60, 5e9, LARGE);

@@ -227,7 +227,7 @@ static void test_generate(Checks* c) {
     Tokenizer* tokenizer = byte_tokenizer();
     for (const GenerateCase* s = generate_cases; s < generate_cases + countof(generate_cases); s++) {
         const TostConfig config = {1, 1, 1, abs(s->block_size), 260, 0, TOST_LEARNED, 0, 0,
-                                   s->block_size < 0 ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED};
+                                   s->block_size < 0 ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED, 0};
         uint32_t prompt[MAX_IDS];
         int32_t script[MAX_IDS];
         const size_t n = tokenizer_encode(tokenizer, NULL, prompt, s->prompt, strlen(s->prompt));
@@ -246,7 +246,7 @@ static void test_generate(Checks* c) {
     tokenizer_free(tokenizer);
 }
 
-static const TostConfig of_bytes = {1, 1, 1, 64, 257, 0, TOST_LEARNED, 0, 0, 0};
+static const TostConfig of_bytes = {1, 1, 1, 64, 257, 0, TOST_LEARNED, 0, 0, 0, 0};
 
 // Collects the text, with a '|' after each call.
 static bool take_marked(void* context, const char* bytes, size_t n) {
