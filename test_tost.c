@@ -585,10 +585,11 @@ static void test_engine(Checks* c, const TostEngine* engine) {
         odd.bigrams = odd.memory * 40;
         test_causality(c, engine);
         if (cpu) test_decode(c, engine, TOST_FP32, LIMIT_DECODE);
-        test_activation(c, engine);
         test_bf16(c, engine);
+        odd.bigrams = 0;   // a model of fewer layers would add them to the output of these
+        test_activation(c, engine);
     }
-    odd.conv = odd.memory = odd.bigrams = 0;
+    odd.conv = odd.memory = 0;
     for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++)
         if (engine->supports(dtype)) engine_keeps_low_rank(c, engine, dtype);
     engines_agree_on_all_chunks((Comparison){c, engine, NULL, TOST_FP32}, TSSA_BLOCK);

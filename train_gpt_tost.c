@@ -42,7 +42,7 @@
 //     --membership uniform   temp is 0 and not trained, so Π = 1/NH
 //     --positions none       wpe and denom_bias do not exist (NULL)
 //     --bigrams N            x = x + bigram[token] + bigram[pair] after the layers, where pair is the row of the token
-//                            and the one before it (tost/bigrams.h): with wteᵀ, logits that follow from these two
+//                            before and this one (tost/bigrams.h): the output head learns from both without the layers
 // Without --conv, `projected` is the array z, and `mlp_in` is the array ln_2.
 //
 // One training step, through the engine's functions (tost/engine.h), is
@@ -821,9 +821,10 @@ static const float* layer_input(const TostModel* model, int l) {
 
 // ---------------------------------------------------------------------------------------------
 // States: all that a chunk uses of earlier tokens. buf.states has options.states of them, each for all layers and
-// sequences. from, to, after and before are indices of states, or TOST_NO_STATE. Forward reads state `from` and writes
-// state `to`. Backward goes through the chunks in reverse: it reads the gradient of the state after a chunk from
-// `after`, and writes that of the state before the chunk to `before`, which must be another one than `from`.
+// sequences; with --bigrams, buf.last has the last token of each sequence. from, to, after and before are indices of
+// states, or TOST_NO_STATE. Forward reads state `from` and writes state `to`. Backward goes through the chunks in
+// reverse: it reads the gradient of the state after a chunk from `after`, and writes that of the state before the chunk
+// to `before`, which must be another one than `from`.
 
 // Floats in the state of a sequence in a layer: S, N and D, which are doubles; the inputs of the last three tokens for
 // each convolution; the state of the memory. An even number, so that the doubles of the next state are aligned.

@@ -175,7 +175,7 @@ __global__ void embedding_position_kernel(float* dwpe, const float* dx, const Pa
 
 // dwte (V,C): +=, since the classifier has set it; dwpe (block_size,C): =, or with add (not the first pass after
 // zero_grad) +=; or NULL. partial: of big tokens; dx (B,T,C). Kernels loop if there are more rows than blocks. Also for
-// dbigram, which the caller sets, with tokens and with pairs.
+// dbigram, with tokens and with pairs; the caller clears it.
 static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, float* partial, const float* dx,
                                PassInput s, bool add, int block_size, int B, int T, int C) {
     const int rows = B * T, threads = channel_threads(C);
@@ -186,9 +186,22 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
     LAUNCH(embedding_big_kernel, big_blocks, threads, 0, stream, dwte, partial, s, C);
 }
 
+// Bigrams:  x[b,t] += bigram[token[b,t]] + bigram[pair[b,t]].  Minimum traffic per row: 16C. One block per row.
+__global__ void bigram_forward_kernel(float* x, const int32_t* tokens, const int32_t* pairs, const float* bigram,
+                                      int C) {   // x (rows,C); tokens, pairs (rows); bigram (V+bigrams,C)
+    const size_t row = blockIdx.x;
+    for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
+        float sum[4];
+        load_part<false>(sum, x + row * C + c, C - c);
+        add_part<false>(sum, bigram + (size_t)tokens[row] * C + c, C - c);
+        add_part<false>(sum, bigram + (size_t)pairs[row] * C + c, C - c);
+        store_part<false>(x + row * C + c, sum, C - c);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------
 // LayerNorm, fused with the residual and LayerScale that precede it:
-//     x += gamma · branch (+ bigrams),   n = (x - mean) · rstd,   y = n · w + b,   rstd = 1/√(variance + 1e-5)
+//     x += gamma · branch,   n = (x - mean) · rstd,   y = n · w + b,   rstd = 1/√(variance + 1e-5)
 // Backward computes n from y, which the next Linear or convolution keeps as its input. So no layer keeps x.
 //
 // A thread holds PACKS packs of VEC neighboring channels of a row in registers, so that each byte moves once. In
@@ -220,8 +233,6 @@ template <typename S> struct NormForward {
     const float *gamma, *w, *b;      // (C); b may be NULL
     size_t rows;
     int C;
-    const float* bigram = NULL;      // (V+bigrams,C), of the last LayerNorm with --bigrams
-    const int32_t *tokens = NULL, *pairs = NULL;   // (rows): rows of bigram
 };
 
 // Minimum traffic per row: 8C (x) + 2C (branch) + 2C (y) = 12C. Launch bounds: the threads that NORM_CHANNELS channels
@@ -247,8 +258,6 @@ __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 
         float gamma_c[VEC];
         load_pack<VEC>(gamma_c, args.gamma + c);
         UNROLL for (int i = 0; i < VEC; i++) v[p][i] += gamma_c[i] * branch[p][i];
-        if (args.bigram) add_part<true>(v[p], args.bigram + (size_t)args.tokens[row] * C + c, VEC);
-        if (args.bigram) add_part<true>(v[p], args.bigram + (size_t)args.pairs[row] * C + c, VEC);
         store_pack<VEC>(args.x + row * C + c, v[p]);
     }
     UNROLL for (int p = 0; p < PACKS; p++)
@@ -1633,10 +1642,12 @@ template <typename S> static PassInput model_input(const TypedModel<S>* m) {
     return pass_input(m->buf.input, chunk_rows(m));
 }
 
-// The input of pairs, with --bigrams: its `inputs` are rows of bigram. It follows that of tokens, which is at `base`.
-static PassInput pairs_after(int32_t* base, size_t rows) { return pass_input(base + pass_input_size(rows), rows); }
+// With --bigrams, the input of pairs follows that of tokens. Its `inputs` are rows of bigram.
+static PassInput pairs_input(PassInput tokens, size_t rows) {
+    return pass_input((int32_t*)tokens.header + pass_input_size(rows), rows);
+}
 template <typename S> static PassInput model_pairs(const TypedModel<S>* m) {
-    return pairs_after(m->buf.input, chunk_rows(m));
+    return pairs_input(model_input(m), chunk_rows(m));
 }
 
 // The LayerNorm that follows layer l (-1: the embedding): ln_1 of the next layer, or ln_f. layer_forward also adds the
@@ -1647,8 +1658,7 @@ template <typename S> static NormForward<S> next_norm(const TypedModel<S>* m, in
     const TostParams<float> p = model_params(m, TOST_PARAM, last ? 0 : l + 1);
     return {.x = m->buf.x, .y = last ? m->buf.ln_f : next->ln_1, .rstd = last ? m->buf.rstd_f : next->rstd_1,
             .branch = NULL, .gamma = NULL, .w = last ? p.ln_f_w : p.ln_1_w, .b = last ? p.ln_f_b : p.ln_1_b,
-            .rows = chunk_rows(m), .C = m->config.n_embd, .bigram = last ? p.bigram : NULL,
-            .tokens = model_input(m).inputs, .pairs = p.bigram ? model_pairs(m).inputs : NULL};
+            .rows = chunk_rows(m), .C = m->config.n_embd};
 }
 
 // State `state` of layer l, from sequence b on
@@ -1754,6 +1764,9 @@ template <typename S> static void layer_forward(TypedModel<S>* m, int l) {
     linear_forward(mm, m->buf.branch, act->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
     NormForward<S> next = next_norm(m, l);
     next.branch = m->buf.branch, next.gamma = p.gamma2;
+    if (p.bigram && l + 1 == m->config.n_layer)
+        LAUNCH(bigram_forward_kernel, (int)rows, channel_threads(C), 0, m->stream, m->buf.x, model_input(m).inputs,
+               model_pairs(m).inputs, p.bigram, C);
     residual_layernorm_forward(m->stream, next);
 }
 
@@ -1875,16 +1888,15 @@ template <typename S> static PassInput start_pass(TypedModel<S>* m, const TostCh
     memcpy(s.inputs, chunk->inputs, bytes);
     if (chunk->targets) memcpy(s.targets, chunk->targets, bytes);
     if (m->config.bigrams)
-        bigram_rows(pairs_after((int32_t*)s.header, rows).inputs, m->last.data(), m->options.max_batch, &m->config,
-                    chunk, from, to);
+        bigram_rows(pairs_input(s, rows).inputs, m->last.data(), m->options.max_batch, &m->config, chunk, from, to);
     return s;
 }
 
-// Sends what forward reads of an input or, with `order`, all of it.
+// Copies the input to the device. order: sorts it for embedding_backward first.
 template <typename S> static void input_send(TypedModel<S>* m, PassInput s, bool order) {
     const int32_t* end = m->chunk.targets ? s.order : s.targets;
     const size_t rows = chunk_rows(m);
-    const PassInput pairs = pairs_after((int32_t*)s.header, rows);
+    const PassInput pairs = pairs_input(s, rows);
     if (order) embed_order(s, (int)rows, m->config.vocab_size), end = s.big_first + s.header->n_big + 1;
     if (m->config.bigrams) end = pairs.targets;
     if (m->config.bigrams && order) {

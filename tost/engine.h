@@ -4,9 +4,9 @@
 //
 // All that a layer keeps of earlier tokens is the state: TSSA's running sums S, N and D, 2C + NH numbers per sequence,
 // with --conv the last three inputs of each convolution, 6C numbers, and with --memory the matrices G of the heads,
-// C²/NH numbers, and the last k, C numbers (on the CPU also the last o). A pass works on a chunk of the sequences,
-// continues from one state and leaves another. chunks.h has the loops over chunks: long sequences, prompts, decode,
-// scoring.
+// C²/NH numbers, and the last k, C numbers (on the CPU also the last o). With --bigrams, a state also has the last
+// token. A pass works on a chunk of the sequences, continues from one state and leaves another. chunks.h has the loops
+// over chunks: long sequences, prompts, decode, scoring.
 //
 // Several ranks (TostEngineOptions.comm) have the same parameters, but each one the gradients of its own micro-batches
 // and the moments of its own slices (slices.h). Collective functions must be called by all ranks in the same order.
@@ -94,7 +94,7 @@ typedef struct {
     void (*last_logits)(float* dst, TostModel* model);
     void (*losses)(double* dst, TostModel* model);
     // For tests. An activation of layer `layer`: z (B,T,C), TSSA's projection, the membership Π (B,NH,T), or the
-    // residual stream x (B,T,C) that enters the layer (layer n_layer: the output of the last layer). Needs a training
+    // residual stream x (B,T,C) that enters the layer (layer n_layer: the input of ln_f). Needs a training
     // model whose parameters have not changed since the pass: the CUDA engine keeps no x and computes it again.
     void (*activation)(float* dst, TostModel* model, TostActivation what, int layer);
 

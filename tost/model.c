@@ -26,7 +26,7 @@ TextLine model_sizes(const TostConfig* c) {
                      c->vocab_size, c->bias ? "with" : "no",
                      c->membership == TOST_UNIFORM ? ", uniform membership" : "", c->conv ? ", convolutions" : "",
                      c->memory ? ", memory" : "", c->positions == TOST_POSITIONS_NONE ? ", no positions" : "",
-                     c->bigrams ? text_line(", %d bigrams", c->bigrams).text : "");
+                     c->bigrams ? text_line(", %d rows for bigrams", c->bigrams).text : "");
 }
 
 // ---- Layout ----

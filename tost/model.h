@@ -49,7 +49,7 @@ typedef struct {
     int conv;                      // TOST_CONV_WIDTH: z and ln_2 pass through convolutions over time; 0: as published
     int memory;                    // 1: each head recalls what came after similar tokens; 0: none
     int positions;                 // TostPositions
-    int bigrams;                   // pairs of tokens with an embedding that is added after the layers; 0: none
+    int bigrams;                   // rows for pairs of tokens in the table bigram; 0: no table
 } TostConfig;
 
 enum { TOST_CONV_WIDTH = 4 };
@@ -81,9 +81,9 @@ enum { TOST_CONV_WIDTH = 4 };
       .help = "position embeddings and denom_bias: learned as published, or none; without them, the trained model " \
       "can read sequences of any length") \
     X(bigrams,    "bigrams",    INT,    "N",               NOT_0, 0, TOST_MAX_VOCAB_SIZE, \
-      .help = "a table adds an embedding of each token and one of the token and the one before it after the layers, " \
-      "with N rows for pairs; it lowers the loss at almost no cost in time, has no effect at first, and --init can " \
-      "add it. 0: as published")
+      .help = "N > 0: after the layers, add two embeddings: of the token, and of the pair of the token before and " \
+      "this one, from N rows that the pairs share by a hash. Lowers the loss for little time, unless the data " \
+      "repeats; has no effect at first, and --init can add it. 0: as published")
 
 // Largest sizes, on the command line and in files.
 enum {

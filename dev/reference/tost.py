@@ -73,7 +73,7 @@ class TostConfig:
     conv: int = 0  # or CONV_WIDTH: z and the input of the MLP pass through causal convolutions over time
     memory: int = 0  # or 1: each head recalls what came after similar tokens
     positions: str = "learned"  # or "none", without wpe and denom_bias: sequences can be longer than block_size
-    bigrams: int = 0  # pairs of tokens with an embedding that is added after the layers
+    bigrams: int = 0  # rows for pairs of tokens in the table bigram, which also has a row per token
 
     def metadata(self):
         """The config as in a checkpoint's __metadata__: strings, bias 0 or 1; the VARIANTS if not published."""

@@ -30,8 +30,8 @@ double plan_loss(const TostConfig* c, double tokens, double unique) {
     return c->bigrams ? 0.95 * loss : loss;
 }
 
-// The most tokens to train on, from a text of `unique` tokens: 5 epochs of 0.3M tokens, 9 of 3M; with bigrams, which a
-// model learns by heart sooner, 2 and 3.6
+// The most tokens to train on, from a text of `unique` tokens: 5 epochs of 0.3M tokens, 9 of 3M; with bigrams,
+// models overfit sooner: 2 and 3.6
 static double most_tokens(const TostConfig* c, double unique) {
     return (c->bigrams ? 2 : 5) * unique * pow(unique / 3e5, 0.25);
 }
@@ -55,7 +55,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         {4, 448}, {4, 512}, {6, 512}, {6, 640}, {8, 640}, {8, 768}, {8, 1024}};
     enum { HEAD = 64 };   // channels of a head
     const bool preset = recipe_given(r, RECIPE_preset);   // gives the sizes
-    if (!preset) set(r, RECIPE_bigrams, 65536);   // set again below
+    if (!preset) set(r, RECIPE_bigrams, 1);   // not 0 for most_tokens; the number is set below
     double best = INFINITY, tokens = 0;
     TostConfig chosen = r->config;
     for (size_t i = 0; i < countof(sizes); i++) {

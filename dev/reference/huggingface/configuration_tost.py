@@ -21,7 +21,7 @@ class TostConfig(PretrainedConfig):
         self.conv = conv  # 0, or 4: z and the input of the MLP pass through causal convolutions
         self.memory = memory  # 0, or 1: each head recalls what came after similar tokens
         self.positions = positions  # learned, or none: no position embeddings, inputs of any length
-        self.bigrams = bigrams  # pairs of tokens with an embedding that is added after the layers
+        self.bigrams = bigrams  # rows for pairs of tokens in the table bigram, which also has a row per token
         self.n_tokens = n_tokens  # generate chooses only ids below it: the other rows are padding. None: all are tokens
         self.use_cache = use_cache
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)

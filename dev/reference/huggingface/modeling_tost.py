@@ -249,13 +249,21 @@ class TostPreTrainedModel(PreTrainedModel):
     def _supports_default_dynamic_cache(cls):
         return False  # generate must not make keys and values; forward makes a TostState
 
+    def resize_token_embeddings(self, new_num_tokens=None, *args, **kwargs):
+        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        if self.base_model.bigram is not None:
+            self.base_model.bigram.resize(len(embeddings.weight))
+        return embeddings
+
     def max_seq(self):
         """The longest sequence that the model can read."""
         return self.config.block_size if self.config.positions == "learned" else sys.maxsize
 
     def _init_weights(self, module):
         residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
-        if isinstance(module, (nn.Linear, nn.Embedding)):
+        if isinstance(module, TostBigrams):
+            nn.init.zeros_(module.weight)
+        elif isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=0.02)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
@@ -280,8 +288,6 @@ class TostPreTrainedModel(PreTrainedModel):
         elif isinstance(module, TostBlock):
             nn.init.constant_(module.gamma1, GAMMA_INIT)
             nn.init.constant_(module.gamma2, GAMMA_INIT)
-        elif isinstance(module, TostModel) and module.bigram is not None:
-            nn.init.zeros_(module.bigram.weight)
 
 def document_starts(x, mask, before, position_ids, seq_idx, cu_seq_lens):
     """Where documents start within the rows of x (B,T,C), as bool (B,T), or None if nowhere: where position_ids (B or
@@ -305,6 +311,29 @@ def document_starts(x, mask, before, position_ids, seq_idx, cu_seq_lens):
     return starts if starts.any() else None
 
 
+class TostBigrams(nn.Embedding):
+    """The sum of two embeddings: of a token, and of the pair of the token before and this one, whose row is a hash."""
+
+    def __init__(self, config):
+        super().__init__(config.vocab_size + config.bigrams, config.n_embd)
+        self.pairs = config.bigrams
+        nn.init.zeros_(self.weight)
+
+    def forward(self, seen):
+        """(B,T,C), from the token before the first, or -1, and T tokens: seen (B,T+1)."""
+        pairs = self.num_embeddings - self.pairs + ((seen[:, :-1] + 1) * 2654435761 + seen[:, 1:]) % self.pairs
+        return super().forward(seen[:, 1:]) + super().forward(pairs)
+
+    def resize(self, tokens):
+        """Inserts rows of 0 after those of the tokens, or removes the last of them."""
+        added = tokens + self.pairs - self.num_embeddings
+        if added:
+            old, pairs = self.weight.detach().split([tokens - added, self.pairs])
+            weight = torch.cat([nn.functional.pad(old, (0, 0, 0, added)), pairs])
+            self.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
+            self.num_embeddings = len(weight)
+
+
 class TostModel(TostPreTrainedModel):
     """The model without the output head. Its rows can have several documents, see forward."""
 
@@ -316,8 +345,7 @@ class TostModel(TostPreTrainedModel):
         if config.positions == "learned":
             self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.h = nn.ModuleList(TostBlock(config) for _ in range(config.n_layer))
-        rows = config.bigrams and config.vocab_size + config.bigrams
-        self.bigram = nn.Embedding(rows, config.n_embd) if rows else None
+        self.bigram = TostBigrams(config) if config.bigrams else None
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.post_init()
 
@@ -365,10 +393,10 @@ class TostModel(TostPreTrainedModel):
             x, layer = block(x, positions, count if keep else None, past)
             layers.append(layer)
         if self.bigram is not None:
+            ids = ids.long()
             last = ids.new_full((B,), -1) if state.last is None else state.last
             seen = torch.cat([last[:, None], ids], 1)
-            pairs = self.config.vocab_size + ((seen[:, :-1] + 1) * 2654435761 + ids) % self.config.bigrams
-            x = x + self.bigram(ids) + self.bigram(pairs)
+            x = x + self.bigram(seen)
             if keep:
                 state.last = seen[:, -1] if count is None else seen.gather(1, count[:, None])[:, 0]
         hidden = [*(hidden if every else ()), self.ln_f(x)]
@@ -456,12 +484,7 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
     def resize_token_embeddings(self, new_num_tokens=None, *args, **kwargs):
         if new_num_tokens is not None:
             self.config.n_tokens = None
-        embeddings, table = super().resize_token_embeddings(new_num_tokens, *args, **kwargs), self.transformer.bigram
-        if table is not None:
-            tokens, pairs = table.weight.detach().split([len(table.weight) - self.config.bigrams, self.config.bigrams])
-            tokens = nn.functional.pad(tokens, (0, 0, 0, len(embeddings.weight) - len(tokens)))
-            self.transformer.bigram = nn.Embedding.from_pretrained(torch.cat([tokens, pairs]), freeze=False)
-        return embeddings
+        return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
 
     def _get_logits_processor(self, *args, **kwargs):
         """Of a model as exported, generate must not choose a padding row. One with adapters has been trained."""
