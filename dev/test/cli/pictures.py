@@ -100,7 +100,7 @@ def check_budget():
     out = succeeds(budget.main, repository / "dev/results/budget.csv", "--out", "budget.png")
     constants = re.findall(r"-?[0-9]+[.][0-9]+", out.splitlines()[0])
     source = (repository / "tost/run/plan.c").read_text()
-    used = re.search(r"return (.*) \+ (.*) \* pow\(N, -(.*)\) \+ (.*) \* pow\(D, -(.*)\) \* pow\(N, (.*)\);", source)
+    used = re.search(r"loss = (.*) \+ (.*) \* pow\(N, -(.*)\) \+ (.*) \* pow\(D, -(.*)\) \* pow\(N, (.*)\);", source)
     E, A, B, a, d, g, _ = constants
     check(f"plan.c has the constants of budget.csv: {constants}", [*map(float, used.groups())]
           == [*map(float, (E, A, a, B, d, g))])
