@@ -41,8 +41,8 @@
 //                            memory_scale · prediction; Π is the rate of its updates (tost/cpu/delta_rule.h)
 //     --membership uniform   temp is 0 and not trained, so Π = 1/NH
 //     --positions none       wpe and denom_bias do not exist (NULL)
-//     --bigrams N            x = x + bigram[token] + bigram[pair] after the layers, where pair is the row of the token
-//                            before and this one (tost/bigrams.h): the output head learns from both without the layers
+//     --bigrams N            x = x + bigram[token] + bigram[pair] after the layers; pair is the row of the token before
+//                            and this one (tost/engine.h). So the layers need not learn which token often follows two
 // Without --conv, `projected` is the array z, and `mlp_in` is the array ln_2.
 //
 // One training step, through the engine's functions (tost/engine.h), is
@@ -98,7 +98,6 @@
 #include "tost/base/bf16.h"
 #include "tost/base/processor.h"
 #include "tost/base/vector_math.h"
-#include "tost/bigrams.h"
 #include "tost/commands/commands.h"
 #include "tost/cpu/conv.h"
 #include "tost/cpu/delta_rule.h"
@@ -149,7 +148,7 @@ static void embedding_backward(float* dwte, float* dwpe, const float* dx, const 
     }
 }
 
-// Bigrams:  x[b,t] += bigram[token[b,t]] + bigram[pair[b,t]].  Backward is embedding_backward for both; dx stays.
+// Bigrams:  x[b,t] += bigram[token[b,t]] + bigram[pair[b,t]].  Backward is embedding_backward for both.
 
 // x (rows,C); tokens, pairs (rows); bigram (V+bigrams,C)
 static void bigram_forward(float* x, const int32_t* tokens, const int32_t* pairs, const float* bigram, size_t rows,

@@ -42,7 +42,6 @@
 #include "tost/cuda/scan.cuh"
 
 extern "C" {
-#include "tost/bigrams.h"
 #include "tost/commands/commands.h"
 #include "tost/flops.h"
 }
@@ -1894,15 +1893,13 @@ template <typename S> static PassInput start_pass(TypedModel<S>* m, const TostCh
 
 // Copies the input to the device. order: sorts it for embedding_backward first.
 template <typename S> static void input_send(TypedModel<S>* m, PassInput s, bool order) {
-    const int32_t* end = m->chunk.targets ? s.order : s.targets;
     const size_t rows = chunk_rows(m);
-    const PassInput pairs = pairs_input(s, rows);
-    if (order) embed_order(s, (int)rows, m->config.vocab_size), end = s.big_first + s.header->n_big + 1;
-    if (m->config.bigrams) end = pairs.targets;
-    if (m->config.bigrams && order) {
-        embed_order(pairs, (int)rows, m->config.vocab_size + m->config.bigrams);
-        end = pairs.big_first + pairs.header->n_big + 1;
-    }
+    const int V = m->config.vocab_size, bigrams = m->config.bigrams;
+    const PassInput last = bigrams ? pairs_input(s, rows) : s;
+    if (order) embed_order(s, (int)rows, V);
+    if (order && bigrams) embed_order(last, (int)rows, V + bigrams);
+    const int32_t* end = order ? last.big_first + last.header->n_big + 1
+                               : bigrams || !m->chunk.targets ? last.targets : last.order;
     exchange_settle(&m->exchange);
     staging_copy(&m->staging, m->buf.input, (const char*)end - (const char*)s.header, m->stream);
 }

@@ -38,6 +38,27 @@ enum { TOST_FEW_ROWS = 64 };
 // In place of a state's number. Where a pass reads a state: start from zeros. Where it writes one: do not store it.
 enum { TOST_NO_STATE = -1 };
 
+// With --bigrams: the row of a token and the one before it (-1: none) in the table bigram, whose first V rows are of
+// tokens. Pairs can share a row.
+static inline int32_t bigram_row(int32_t before, int32_t token, const TostConfig* c) {
+    const uint64_t hash = (uint64_t)(before + 1) * 2654435761u + (uint64_t)token;
+    return c->vocab_size + (int32_t)(hash % (uint64_t)c->bigrams);
+}
+
+// rows (B,T): of the pairs of chunk x, which continues state `from`. last (states,max_batch): the last token of each
+// sequence in each state; sets those of state `to`.
+static inline void bigram_rows(int32_t* rows, int32_t* last, int max_batch, const TostConfig* c, const TostChunk* x,
+                               int from, int to) {
+    for (int b = 0; b < x->B; b++) {
+        int32_t before = from == TOST_NO_STATE ? -1 : last[(size_t)from * max_batch + b];
+        for (size_t i = (size_t)b * x->T; i < (size_t)(b + 1) * x->T; i++) {
+            rows[i] = bigram_row(before, x->inputs[i], c);
+            before = x->inputs[i];
+        }
+        if (to != TOST_NO_STATE) last[(size_t)to * max_batch + b] = before;
+    }
+}
+
 typedef struct {
     int       max_batch, max_chunk; // largest B and T of a chunk
     int       states;               // number of states, each of max_batch sequences
@@ -94,8 +115,8 @@ typedef struct {
     void (*last_logits)(float* dst, TostModel* model);
     void (*losses)(double* dst, TostModel* model);
     // For tests. An activation of layer `layer`: z (B,T,C), TSSA's projection, the membership Π (B,NH,T), or the
-    // residual stream x (B,T,C) that enters the layer (layer n_layer: the input of ln_f). Needs a training
-    // model whose parameters have not changed since the pass: the CUDA engine keeps no x and computes it again.
+    // residual stream x (B,T,C) that enters the layer (layer n_layer: the input of ln_f). Needs a training model whose
+    // parameters have not changed since the pass: the CUDA engine keeps no x and computes it again.
     void (*activation)(float* dst, TostModel* model, TostActivation what, int layer);
 
     // train_forward is forward, losses(NULL) and the classifier's backward, for the loss grad_scale · Σ loss.

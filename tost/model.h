@@ -82,8 +82,8 @@ enum { TOST_CONV_WIDTH = 4 };
       "can read sequences of any length") \
     X(bigrams,    "bigrams",    INT,    "N",               NOT_0, 0, TOST_MAX_VOCAB_SIZE, \
       .help = "N > 0: after the layers, add two embeddings: of the token, and of the pair of the token before and " \
-      "this one, from N rows that the pairs share by a hash. Lowers the loss for little time, unless the data " \
-      "repeats; has no effect at first, and --init can add it. 0: as published")
+      "this one, from N rows that the pairs share by a hash. Lowers the loss at little cost in time, but overfits " \
+      "sooner if the data repeats; has no effect at first, and --init can add it. 0: as published")
 
 // Largest sizes, on the command line and in files.
 enum {

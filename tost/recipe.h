@@ -236,5 +236,5 @@ void recipe_set_samples(TostRecipe* recipe, uint64_t samples);
 bool recipe_check_pass(int batch, int seq, int chunk, TostError* err);
 // The engine's options for max_batch sequences of seq tokens. parts: of a step on this rank; 0: not for training
 TostEngineOptions recipe_engine(const TostRecipe* recipe, int max_batch, int seq, int parts, TostComm* comm);
-// The settings of an update. norm: of the gradients, for --grad-clip; number: of updates with these moments, from 1
+// The settings of an update. norm: of the gradients, for --grad-clip; number: which update of the moments, from 1
 TostUpdate        recipe_update(const TostRecipe* recipe, double lr, double norm, int64_t number);

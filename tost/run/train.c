@@ -87,7 +87,7 @@ static Outcome accumulate_gradients(Run* r, TostError* err) {
 // Clips the gradients and updates the parameters. Returns the learning rate.
 static double optimizer_step(Run* r, double norm) {
     const double lr = schedule_lr(schedule_of(&r->recipe), r->info.step);
-    const int64_t number = r->info.step + 1 - r->info.skipped + r->info.earlier_updates;   // with these moments
+    const int64_t number = r->info.step + 1 - r->info.skipped + r->info.earlier_updates;   // of the moments
     const TostUpdate update = recipe_update(&r->recipe, lr, norm, number);
     r->engine->update(r->model, &update);
     return lr;

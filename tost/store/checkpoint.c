@@ -91,8 +91,6 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
     if (!none && !find_sizes(wpe, f, "transformer.wpe.weight", err)) return false;
     if (!find_sizes(temp, f, "transformer.h.0.attn.temp", err)) return false;
     if (st_find(f, bigram_name) && !find_sizes(bigrams, f, bigram_name, err)) return false;
-    if (st_find(f, bigram_name) && bigrams[0] <= wte[0])
-        return tost_error(err, "%s: tensor '%s' has no more rows than %s", f->path, bigram_name, wte_name);
     if (none) wpe[0] = block_size ? (int)strtol(block_size, NULL, 10) : 0;   // metadata_read checks the text
     while (st_find(f, text_line("transformer.h.%d.attn.temp", layers).text)) layers++;
     *c = (TostConfig){.n_layer = layers, .n_head = temp[0], .n_embd = wte[1], .block_size = wpe[0],

@@ -372,9 +372,9 @@ class TostModel(TostPreTrainedModel):
         return positions.clamp_max(longest - 1)  # of padding
 
     def read(self, x, ids, mask, state, keep, every):
-        """Reads x (B,T,C), embeddings of one sequence in each row, after the state. ids (B,T): the tokens, or None
-        without bigrams; mask (B,T): False at padding, or None; keep: whether to update the state. Returns a list of the
-        last hidden state or, with `every`, of all."""
+        """Reads x (B,T,C), embeddings of one sequence in each row, after the state. ids (B,T): the tokens, which
+        only bigrams need; mask (B,T): False at padding, or None; keep: whether to update the state. Returns a list of
+        the last hidden state or, with `every`, of all."""
         B, T, C = x.shape
         count = place = None
         if mask is not None:

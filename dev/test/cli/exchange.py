@@ -118,9 +118,8 @@ def check_model(name, options, *arguments):
 
 
 def check_options():
-    """Models with each option. Added by --init, convolutions begin as the identity, memory with a scale of 0 and the
-    embeddings of
-    bigrams with 0: the loss stays the same."""
+    """Models with each option. Added by --init, convolutions begin as the identity, memory with a scale of 0 and
+    bigrams with embeddings of 0: the loss stays the same."""
     new = ("--layers", 2, "--heads", 4, "--channels", 32, "--block-size", 32, "--vocab-size", 257, "--steps", 12,
            "--batch", 2, "--total-batch", 64)
     check_model("uniform", {"membership": "uniform"}, *new)

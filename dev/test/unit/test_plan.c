@@ -68,6 +68,13 @@ static void test_given(Checks* c) {
           "%d layers, %d heads, %d channels", r.config.n_layer, r.config.n_head, r.config.n_embd);
     check(c, r.config.positions == TOST_POSITIONS_NONE && r.config.bigrams > 0 && r.momentum == 0.9,
           "positions, bigrams and momentum are chosen");
+    for (int bigrams = 0; bigrams <= 100; bigrams += 100) {   // with them, text is repeated less often
+        TostRecipe some = r;
+        some.config.bigrams = bigrams;
+        plan_steps(&some, 1e9, 3e5);
+        const double epochs = (double)(some.steps * some.total_batch) / 3e5, most = bigrams ? 2 : 5;
+        check(c, epochs > most - 0.1 && epochs <= most, "%d bigrams: %g epochs", bigrams, epochs);
+    }
     TostRecipe named = recipe_small();
     named.given = (uint64_t)1 << RECIPE_preset;
     plan_sizes(&named, 60, 5e9, LARGE);
