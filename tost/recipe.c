@@ -88,34 +88,13 @@ static bool parse_count(double* value, const char* text, bool integer) {
     return !*text && fabs(exact - *value) <= 1e-12 * fabs(exact);
 }
 
-// Seconds of Slurm's M:S, H:M:S, D-H, D-H:M or D-H:M:S. A number alone is in seconds here, in minutes there.
-static bool parse_clock(double* seconds, const char* text) {
-    static const double factors[] = {86400, 3600, 60, 1};
-    const bool days = strchr(text, '-');
-    double field[4];
-    int n = 0;
-    for (const char* p = text;; p++) {
-        const size_t digits = strspn(p, "0123456789");
-        if (digits == 0 || n == 4) return false;
-        field[n++] = strtod(p, NULL);
-        p += digits;
-        if (!*p) break;
-        if (*p != (days && n == 1 ? '-' : ':')) return false;
-    }
-    if (n < 2 || (!days && n > 3)) return false;
-    *seconds = 0;
-    for (int i = 0; i < n; i++) *seconds += field[i] * factors[days ? i : 4 - n + i];
-    return true;
-}
-
-// Seconds: a number, several with units, as in 1h30m, or parse_clock
+// Seconds: a number, or several with units, as in 1h30m
 static bool parse_time(double* seconds, const char* text) {
     static const struct { const char* name; double factor; } units[] = {
         {"s", 1}, {"min", 60}, {"m", 60}, {"h", 3600}, {"d", 86400}};
     const char* p = text;
     double value;
     *seconds = 0;
-    if (parse_clock(seconds, text)) return true;
     do {
         size_t i = 0;
         const bool first = p == text;
@@ -130,7 +109,7 @@ static bool parse_time(double* seconds, const char* text) {
 }
 
 static bool parse_number(void* base, const Setting* row, const char* text, TostError* err) {
-    static const char time[] = "a time such as 90m, 1h30m or 1-00:00:00, or a number of seconds";
+    static const char time[] = "a time such as 90m or 1h30m, or a number of seconds";
     const char* what = row->kind == DURATION ? time : row->kind == REAL ? "a number" : "an integer";
     double value;
     const bool ok = row->kind == DURATION ? parse_time(&value, text) : parse_count(&value, text, row->kind != REAL);
@@ -297,20 +276,13 @@ bool recipe_read(TostRecipe* recipe, const KeyValues* saved, const char* file, T
     return true;
 }
 
-// A setting of another version, not at its default. data-crc: a fingerprint of the shards, replaced by data-blocks-crc
-static bool is_ignored(const KeyValue* e) {
-    static const char defaults[] = " ema=0 on-save-error=stop reduce=ordered skip-grad-z=0 skip-loss-z=0 ";
-    return saved_row(e->key) == RECIPE_ROWS && strcmp(e->key, "data-crc") != 0
-        && !strstr(defaults, text_line(" %s=%s ", e->key, e->value).text);
-}
-
 TextLine recipe_changed(const TostRecipe* recipe, const KeyValues* saved) {
     TextLine all = {""};
     for (const KeyValue* e = saved->entry; e < saved->entry + saved->count; e++) {
         const int i = saved_row(e->key);
         const Setting* row = i < RECIPE_ROWS ? &recipe_table[i] : NULL;
         char* value = row && row->saved == OVERRIDABLE ? setting_text(recipe, row) : NULL;
-        if (value ? strcmp(value, e->value) != 0 : is_ignored(e)) {
+        if (value ? strcmp(value, e->value) != 0 : !row) {
             char *before = shown_value(e->value), *now = shown_value(value ? value : e->value);
             all = text_line("%s%s--%s %s %s%s", all.text, all.text[0] ? ", " : "", e->key, now,
                             value ? "instead of " : "(not in this version)", value ? before : "");
@@ -319,9 +291,6 @@ TextLine recipe_changed(const TostRecipe* recipe, const KeyValues* saved) {
         }
         free(value);
     }
-    for (const Setting* row = recipe_table; saved->count && row < recipe_table + RECIPE_ROWS; row++)
-        if (is_saved(row) && row->help && row->kind > FLAG && row->kind != LIST && !key_values_find(saved, row->name))
-            all = text_line("%s%s--%s (not in the checkpoint)", all.text, all.text[0] ? ", " : "", row->name);
     return all;
 }
 

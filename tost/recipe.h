@@ -58,9 +58,9 @@ TextLine choice_name(const char* choices, int n);   // the nth name in "a|b|c"; 
 
 // The table of TostRecipe's fields, besides the sizes. Columns, as in TOST_CONFIG: field; option of train, which is also
 // the key in checkpoints, after "option."; kind, and its values as --help shows them; how checkpoints and --resume treat
-// it; lowest and highest value; the rest of the setting. The struct, options, keys, the check and the line "changed" of
-// --resume, and the differences that `info RUN RUN` shows expand from it. It has parts, because options that are not
-// settings of a recipe stand between them in --help, and because other commands have some of them.
+// it; lowest and highest value; the rest of the setting. The struct, options, keys, and the check and the line "changed"
+// of --resume expand from it. It has parts, because options that are not settings of a recipe stand between them in
+// --help, and because other commands have some of them.
 #define RECIPE_PRESET(X) \
     X(preset, "preset", CHOICE, TOST_PRESETS, FIXED, 0, 0, .help = "model size and hyperparameters")
 
@@ -138,7 +138,7 @@ TextLine choice_name(const char* choices, int n);   // the nth name in "a|b|c"; 
       .unit = "checkpoints") \
     X(keep_best, "keep-best", FLAG, "", OVERRIDABLE, 0, 0, \
       .help = "also keep the checkpoint of the best validation, as best in the run folder", \
-      .default_text = "off; on with --for, and in a new run that reads data more than 4 times") \
+      .default_text = "off; on with --for, and in a new run that reads data more than 4 times, 2 with bigrams") \
     X(stop_at_val, "stop-at-val", REAL, "LOSS", OVERRIDABLE, 0, 1e9, \
       .help = "save and stop when the validation loss is at most LOSS; 0: never", .default_text = "off")
 

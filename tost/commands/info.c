@@ -135,71 +135,24 @@ static void show_run(JsonFile* json, const RunRow* row, int width) {
     json_put_close(json, '}');
 }
 
-static void show_runs(JsonFile* json, const RunRow* rows, int count) {
-    int width = 3;
-    for (int i = 0; i < count; i++) width = (int)fmax(width, (double)strlen(rows[i].name));
-    printf("val loss: the latest in the newest checkpoint; seconds: time in training steps\n%-*s %8s %8s %10s %8s %8s "
-           "%9s  %s\n", width, "run", "steps", "tokens", "val loss", "seconds", "lr", "optimizer",
-           "model; validation data");
-    json_put_open(json, "runs", '[');
-    for (int i = 0; i < count; i++) show_run(json, &rows[i], width);
-    json_put_close(json, ']');
-}
-
 static bool info_runs(const Options* o, RunRow* rows, int count, TostError* err) {
     JsonFile json = {0};
+    int width = 3;
     const bool ok = json_file_open(&json, o->json, "info", err);
-    if (ok) show_runs(&json, rows, count);
+    for (int i = 0; i < count; i++) width = (int)fmax(width, (double)strlen(rows[i].name));
+    if (ok)
+        printf("val loss: the latest in the newest checkpoint; seconds: time in training steps\n%-*s %8s %8s %10s %8s "
+               "%8s %9s  %s\n", width, "run", "steps", "tokens", "val loss", "seconds", "lr", "optimizer",
+               "model; validation data");
+    json_put_open(&json, "runs", '[');
     for (int i = 0; i < count; i++) {
+        if (ok) show_run(&json, &rows[i], width);
         checkpoint_info_free(&rows[i].info);
         free(rows[i].name);
     }
+    json_put_close(&json, ']');
     free(rows);
     return json_file_close(&json, ok, err) && ok;
-}
-
-static void show_difference(const char* name, const char* first, const char* second) {
-    if (first && second ? strcmp(first, second) != 0 : first != second) {
-        char *left = shown_value(first ? first : "-"), *right = shown_value(second ? second : "-");
-        print_line(stdout, "%-14s %s | %s", name, left, right);
-        free(left);
-        free(right);
-    }
-}
-
-// Prints what two runs reached, and the settings that differ, also those that one of them lacks.
-static bool info_two_runs(const Options* o, TostError* err) {
-    LoadedModel m[2] = {{0}};
-    RunRow run[2];
-    TostRecipe recipe[2];
-    bool ok = true;
-    for (int k = 0; k < 2; k++) {
-        ok = ok && loaded_model_find(&m[k], o->files[k], NULL, err);
-        run[k] = (RunRow){.name = o->files[k], .info = m[k].info};
-        const Path folder = path_above(ok ? m[k].file : ""), above = path_above(folder.text);
-        const bool of_run = checkpoint_is_name(folder.text, &(int64_t){0})
-                            || strcmp(folder.text, path_in(above.text, BEST_FOLDER).text) == 0;
-        run[k].seconds = of_run ? training_seconds(above.text, m[k].info.step) : NAN;
-        recipe[k].config = m[k].info.config;
-    }
-    const KeyValues *first = &m[0].info.options, *second = &m[1].info.options;
-    if (ok) show_runs(&(JsonFile){0}, run, 2);
-    if (ok) print_line(stdout, "%-14s %s | %s", "option", o->files[0], o->files[1]);
-    for (int i = 0; ok && i < RECIPE_SIZES; i++) {
-        char *a = setting_text(&recipe[0], &recipe_table[i]), *b = setting_text(&recipe[1], &recipe_table[i]);
-        show_difference(recipe_table[i].name, a, b);
-        free(a);
-        free(b);
-    }
-    for (int i = 0; ok && i < first->count + second->count; i++) {
-        const char* key = i < first->count ? first->entry[i].key : second->entry[i - first->count].key;
-        const bool shown = i >= first->count && key_values_find(first, key);
-        if (!shown && !strstr(key, "crc") && strcmp(key, "data-tokens") != 0)
-            show_difference(key, key_values_find(first, key), key_values_find(second, key));
-    }
-    if (ok) show_difference("tokenizer", m[0].info.tokenizer, m[1].info.tokenizer);
-    for (int k = 0; k < 2; k++) loaded_model_free(&m[k]);
-    return ok;
 }
 
 // ---- Shards ----
@@ -261,10 +214,9 @@ static bool info(const Options* o, TostError* err) {
     int shards = 0;
     for (int i = 0; i < o->n_files; i++) shards += is_shard(o->files[i]);
     if (o->n_files < 2 && !shards) return info_model(o, err);
-    if (o->n_files == 2 && !shards) return info_two_runs(o, err);
     for (int i = 0; i < o->n_files; i++)
         if (!is_shard(o->files[i]))
-            return tost_error(err, "%s is not a shard: info takes one PATH, two runs, or shards", o->files[i]);
+            return tost_error(err, "%s is not a shard: info takes one PATH, or shards", o->files[i]);
     return info_shards(o, err);
 }
 

@@ -136,8 +136,8 @@ const Setting option_table[OPTION_ROWS] = {
     {.help = "Validation, samples and checkpoints"},
     RECIPE_VALIDATION(OF_TRAIN)
     {"max-time", TRAIN, DURATION, AT(max_time), "TIME",
-     .help = "stop and save before the next step would exceed this time, such as 2.5h or 1-12:00:00; status 75 if "
-     "steps are left",
+     .help = "stop and save before the next step would exceed this time, such as 2.5h; status 75 if steps are "
+     "left",
      .min = 0.001, .max = 10000 * 86400.0, .default_text = "off"},
     {.help = "Sampling"},
     {"prompt", SAMPLE, STRING, AT(prompt), "TEXT|@FILE|-",
@@ -178,9 +178,8 @@ const CommandHelp command_table[COMMANDS] = {
      "--task takes a FILE of examples, which dev/data/evalset.py writes"},
     {"vocab", "vocab --size N --out FILE [options] FILE…", "learn a vocabulary of N tokens from text", NULL},
     {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "convert text to token shards", NULL},
-    {"info", "info [PATH | RUN RUN | SHARD…]",
-     "show a model, run or folder of runs; compare two runs; check shards",
-     "info takes one PATH, two runs, or shards"},
+    {"info", "info [PATH | SHARD…]", "show a model, run or folder of runs, or check shards",
+     "info takes one PATH, or shards"},
 };
 
 bool option_belongs(const Setting* row, Command command) { return row->commands >> command & 1; }

@@ -56,16 +56,6 @@ static bool check_disk(Run* r, TostError* err) {
                       strerror(ENOSPC), human_bytes(size).text, recipe->keep_best ? "" : " or --save-every 0");
 }
 
-// --keep-best of a resumed run that has kept none: the checkpoint of the best validation, if it still exists
-static void keep_earlier_best(Run* r) {
-    const bool has_best = checkpoint_is_folder(path_in(r->out.text, BEST_FOLDER).text);
-    if (!r->args->resume || !r->recipe.keep_best || has_best || !isfinite(r->info.best_val_loss)) return;
-    TostError why;
-    const bool kept = checkpoint_link_best(r->out.text, r->info.best_val_step, &why);
-    progress_fact(&r->progress, "best", "step %lld is %s%s", (long long)r->info.best_val_step,
-                  kept ? "kept" : "not kept: ", kept ? "" : why.text);
-}
-
 bool run_open_folder(Run* r, TostError* err) {
     if (comm_rank(r->comm) != 0) return true;
     const bool existed = r->out.text[0] && is_dir(r->out.text);
@@ -77,7 +67,6 @@ bool run_open_folder(Run* r, TostError* err) {
     const int64_t rows = r->args->resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
     ok = ok && check_disk(r, err) && log_open(&r->log, path_in(out, LOG_FILE).text, rows, err);
     if (ok && *old) progress_fact(&r->progress, "overwrite", "the old run is now in %s", old);
-    if (ok) keep_earlier_best(r);
     if (ok) progress_fact(&r->progress, "out", "%s", out);
     else {   // remove a new folder, which is empty
         lock_release(&r->lock);

@@ -52,7 +52,7 @@ typedef struct {
     double            older_best;      // loss and step of the previous best, restored if the best cannot be saved
     int64_t           older_best_step;
     bool              best_lost;       // the last best could not be saved
-    bool              best_reset;      // resumed with other validation data than that of the best loss
+    const char*       best_reset;      // why a resumed run forgets the best loss, or NULL
 } Run;
 
 // Losses of the forward passes since the last call. Synchronizes with the device.
@@ -71,8 +71,8 @@ bool run_load_weights(Run* r, TostError* err);   // into the new model; without 
 
 // ---- setup.c ----
 // Steps that read a source once. Repeated up to about 4 times, data is nearly as good as new (Muennighoff et al., 2023,
-// arXiv 2305.16264): above, a new run keeps its best weights.
-enum { FEW_EPOCHS = 4, MANY_EPOCHS = 10 };
+// arXiv 2305.16264), half as often with bigrams (dev/results/budget.md): above, a new run keeps its best weights.
+static inline int few_epochs(const TostRecipe* recipe) { return recipe->config.bigrams ? 2 : 4; }
 static inline double epoch_steps(const TostRecipe* recipe, const DataSource* s) {
     return (double)s->samples * recipe->seq / (double)recipe->total_batch / s->weight;
 }

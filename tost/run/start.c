@@ -119,8 +119,10 @@ static void find_best(Run* r) {
     StFile f = {0};
     const bool saved = r->recipe.keep_best
                        && checkpoint_open(&f, &best, path_in(r->out.text, BEST_FOLDER).text, &(TostError){0});
-    const bool other = other_validation(r, saved ? &best.options : &r->resumed);
-    r->best_reset = other && isfinite(info->best_val_loss);
+    const bool lost = r->recipe.keep_best && !saved && info->best_val_step > 0;   // it was not kept so far
+    const bool other = lost || other_validation(r, saved ? &best.options : &r->resumed);
+    if (other && isfinite(info->best_val_loss))
+        r->best_reset = lost ? "its weights were not kept" : "the validation data or the number of windows changed";
     if (other_validation(r, &r->resumed)) info->val_loss = INFINITY, info->val_step = 0;
     if (other || (saved && best.best_val_loss < info->best_val_loss)) {
         info->best_val_loss = other ? INFINITY : best.best_val_loss;

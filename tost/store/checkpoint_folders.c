@@ -146,8 +146,7 @@ static bool keep_rest(const char* path, TostError* err) {
 }
 
 bool checkpoint_remove(const char* path, TostError* err) {
-    static const char* const own[] = {MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE, TOKENIZER_FILE ".tmp",
-                                      "ema.safetensors"};   // the last one: of an earlier version
+    static const char* const own[] = {MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE, TOKENIZER_FILE ".tmp"};
     struct stat st;
     if (lstat(path, &st) != 0) return errno == ENOENT || not_removed(path, err);
     if (!S_ISDIR(st.st_mode)) return unlink(path) == 0 || not_removed(path, err);   // a link to a checkpoint
@@ -174,17 +173,6 @@ bool checkpoint_publish(const char* finished, const char* name, TostError* err) 
     tost_error(err, "%s: cannot be renamed to %s: %s", finished, name, strerror(errno));
     rename(aside.text, name);
     return false;
-}
-
-bool checkpoint_link_best(const char* run, int64_t step, TostError* err) {
-    static const char* const names[] = {MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE};   // some have no tokenizer
-    const Path from = checkpoint_name(run, step), to = path_in(run, BEST_FOLDER ".tmp");
-    if (!checkpoint_exists(run, step)) return tost_error(err, "its checkpoint does not exist");
-    bool ok = checkpoint_remove(to.text, err) && mkdir(to.text, 0777) == 0;
-    for (size_t i = 0; ok && i < countof(names); i++)
-        ok = link(path_in(from.text, names[i]).text, path_in(to.text, names[i]).text) == 0 || errno == ENOENT;
-    return (ok && rename(to.text, path_in(run, BEST_FOLDER).text) == 0)
-        || tost_error(err, "its files cannot be linked: %s", strerror(errno));
 }
 
 bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err) {

@@ -24,8 +24,6 @@ bool checkpoint_newest(Path* found, const char* run);    // the newest complete 
 bool checkpoint_newest_run(Path* run, const char* root, const char* option, TostError* err);
 
 Path checkpoint_name(const char* run, int64_t step);   // RUN/step_NNNNNNNN
-// Makes a complete checkpoint also best, with hard links to its files.
-bool checkpoint_link_best(const char* run, int64_t step, TostError* err);
 // Renames a finished folder; it replaces one that has the name.
 bool checkpoint_publish(const char* finished, const char* name, TostError* err);
 // After saving `step`, removes stale folders and all but the newest `keep` complete checkpoints (0: keeps all).

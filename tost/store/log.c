@@ -24,8 +24,7 @@ static bool check_regular(const char* path, TostError* err) {
 
 // Sets *keep to the number of bytes of `text` up to the row of step `done`; 0: there is no row, or not even a complete
 // header. Fails if the rows before are not those of increasing steps. The first one may be of any step: the log may
-// have been moved away. Warns if the last ones are missing: they could not be written. A row of step 0 has 0 tokens,
-// except in logs of earlier versions, which counted from 0.
+// have been moved away. Warns if the last ones are missing: they could not be written. A row of step 0 has 0 tokens.
 static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, TostError* err) {
     const size_t n = strlen(header);
     const char *line = text.data + n, *end;
@@ -42,10 +41,9 @@ static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, T
         log_row_parse(&row, line);
         if (number > 2 && row.step > done) break;
         if (row.step < (row.tokens > 0) || row.step > done || (number > 2 && row.step <= last))
-            return tost_error(err, "%s: line %lld is not the row of a step %s %lld%s; move the file away to start a "
-                              "new log", path, number, number > 2 ? "after" : "up to",
-                              (long long)(number > 2 ? last : done),
-                              number > 2 ? "" : " (logs of earlier versions count from 0)");
+            return tost_error(err, "%s: line %lld is not the row of a step %s %lld; move the file away to start a new "
+                              "log", path, number, number > 2 ? "after" : "up to",
+                              (long long)(number > 2 ? last : done));
         last = row.step;
     }
     if (last < done) print_warning("%s has no rows of steps %lld to %lld", path, (long long)last + 1, (long long)done);

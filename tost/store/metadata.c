@@ -129,9 +129,6 @@ bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
         if (strncmp(m->key, option_prefix, prefix) != 0) continue;
         key_values_add(&info->options, xstrdup(m->key + prefix), xstrdup(m->value));
     }
-    // A run that was saved without the option was trained by AdamW.
-    if (st_meta(f, "option.lr") && !st_meta(f, "option.optimizer"))
-        key_values_add(&info->options, xstrdup("optimizer"), xstrdup("adamw"));
     return true;
 }
 

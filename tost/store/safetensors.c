@@ -97,9 +97,8 @@ static bool parse_metadata(Json* j, StFile* f, char* buffer) {
     while (json_field(j, buffer, cap, &n_key)) {
         char* value = buffer + n_key + 1;
         if (!json_string(j, value, cap - n_key - 1, &n)) return false;
-        if (strlen(buffer) != n_key) return tost_error(j->err, "__metadata__: a NUL in the key '%s'", buffer);
-        for (size_t i = 0; i < n; i++)
-            if (!value[i]) value[i] = '?';   // files of earlier versions: before a byte that is not UTF-8
+        if (strlen(buffer) != n_key || strlen(value) != n)
+            return tost_error(j->err, "__metadata__: a NUL in '%s' or its value", buffer);
         if (st_meta(f, buffer)) return tost_error(j->err, "__metadata__ '%s' appears twice", buffer);
         if (f->meta.count == MAX_META) return tost_error(j->err, "more than %d entries in __metadata__", MAX_META);
         key_values_add(&f->meta, xstrdup(buffer), xstrdup(value));

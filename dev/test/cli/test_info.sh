@@ -33,17 +33,7 @@ check "a run that was resumed with another rate has both" grep -q '^rates .* 0.0
 check "--json has the order of the table" \
     [ "$(grep -o '"run": "[a-z_]*' runs.json | cut -c 9-)" = "$(awk '{ print $1 }' table)" ]
 check "--json has exact losses and all options" grep -q '"run": "never", .*"val_loss": null, .*"option' runs.json
-prints "info straight runs/memory" "straight | runs/memory" "memory         1 | 0" "steps          6 | 4"
-check "info RUN RUN prints what both have reached" [ "$(sed '1,2d;5,$d' stdout | tr -s ' ' | cut -d' ' -f2-5)" = \
-    "$(for name in straight memory; do grep "^$name" table | tr -s ' ' | cut -d' ' -f2-5; done)" ]
-cp straight/step_00000003/model.safetensors runs
-prints "info straight/step_00000003 runs/model.safetensors"
-check "a model file outside of a run has no seconds: $(cat stdout)" \
-    [ "$(sed '1,2d;5,$d' stdout | tr -s ' ' | cut -d' ' -f5 | tr -d '0-9.\n')" = - ]
-file=runs/memory/step_00000004/model.safetensors
-sed 's/"option.keep":/"option.kept":/; s/"header_/"Header_/' $file >edited && mv edited $file
-prints "info straight runs/memory" "keep           3 | -" "kept           - | 3"
-check "info RUN RUN prints no other options: $(cat stdout)" [ "$(grep -c "^lr\|^data\|^seq\|^channels" stdout)" -eq 0 ]
+refuses 1 "$binary info straight runs/memory" "straight is not a shard"
 prints "info straight" "1 layer, 2 heads, 16 channels, block size 32, vocabulary 257" "768 tokens" \
     "vocab.bpe, CRC-32 00000000"
 finish

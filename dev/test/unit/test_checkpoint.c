@@ -54,8 +54,8 @@ static const struct { const char* header; size_t data; const char* error; } head
     {"{" T_("a\\u0000b", "F32", "", "0", "4") "}", 4, "a NUL in the name 'a'"},
     {"{\"__metadata__\":{\"k\":1}}", 0, "expected a string"},
     {"{\"__metadata__\":{\"header_crc32\":\"\"}}", 0, "CRC-32 of the metadata"},
-    {"{\"__metadata__\":{\"k\\u0000\":\"v\"}}", 0, "a NUL in the key 'k'"},
-    {"{\"__metadata__\":{\"k\":\"v\\u0000\\u0100\"}}", 0, NULL},
+    {"{\"__metadata__\":{\"k\\u0000\":\"v\"}}", 0, "a NUL in 'k' or its value"},
+    {"{\"__metadata__\":{\"k\":\"v\\u0000\\u0100\"}}", 0, "a NUL in 'k' or its value"},
     {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "__metadata__ 'k' appears twice"},
     {"{" T_(FIFTY FIFTY FIFTY "0123456789", "F32", "", "0", "4") "}", 4, "longer than 159 bytes"},
 };
@@ -374,7 +374,6 @@ static void test_users_files(Checks* c) {
     save("own", m, 2, 0);
     must(symlink("../elsewhere/step_00000001", "own/step_00000001") == 0, "symlink", NULL);
     write_text("own/step_00000002/notes.txt", "mine");
-    write_text("own/step_00000002/ema.safetensors", "of an earlier version");
     const CheckpointInfo info = info_of(3);
     check_refused(c, save_info("own", &info, model_of(m), 1, &err), &err, "own/step_00000002.kept-1", "a user's file");
     save("own", m, 4, 1);   // this time nothing is left to say

@@ -157,9 +157,7 @@ static void test_threads(Checks* c) {
 static void test_times(Checks* c) {
     static const struct { const char* text; double seconds; } cases[] = {   // -1: refused
         {"90", 90}, {"2.5h", 9000}, {"1e3", 1000}, {"5min", 300}, {"1h30m", 5400}, {"1d2h3min4.5s", 93784.5},
-        {"30:00", 1800}, {"00:30:10", 1810}, {"1-12", 129600}, {"1-12:30", 131400}, {"2-01:02:03", 176523},
-        {"", -1}, {"1h30", -1}, {"0h30", -1}, {"2026-11-29", -1}, {"1:30m", -1}, {"1-", -1},
-        {"1:2:3:4", -1}, {"1-2:3:4:5", -1}, {"1h-5m", -1}, {"100ms", -1}, {"m", -1}, {":30", -1},
+        {"", -1}, {"1h30", -1}, {"0h30", -1}, {"30:00", -1}, {"1-12", -1}, {"1h-5m", -1}, {"100ms", -1}, {"m", -1},
     };
     static const Setting time = {"time", .kind = DURATION, .max = 1e9};
     for (size_t i = 0; i < countof(cases); i++) {

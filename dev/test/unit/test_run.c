@@ -97,7 +97,7 @@ static void test_log_resume(Checks* c) {
         {"no rows", HEADER, 7, HEADER, NULL},
         {"a cut header", "step,tok", 7, HEADER, NULL},
         {"started at step 6", HEADER ROW(6) ROW(7) ROW(8), 7, HEADER ROW(6) ROW(7), NULL},
-        {"counted from 0", HEADER ROW(0) ROW(1), 1, NULL, "(logs of earlier versions count from 0)"},
+        {"counted from 0", HEADER ROW(0) ROW(1), 1, NULL, "line 2 is not the row of a step up to 1"},
         {"with the first validation", HEADER FIRST ROW(1) ROW(2), 1, HEADER FIRST ROW(1), NULL},
         {"resumed at step 0", HEADER FIRST ROW(1), 0, HEADER, NULL},
         {"no step 1", HEADER FIRST ROW(2), 2, HEADER FIRST ROW(2), NULL},
