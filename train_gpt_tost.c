@@ -1174,7 +1174,7 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
 // rank, orthogonalizes and applies u, or copies the new parameters.
 
 static double decay_of(const TostTensor* t, const TostUpdate* update) {
-    return t->decay == TOST_DECAY ? update->weight_decay : 0.0;
+    return tost_decay_factors[t->decay] * update->weight_decay;
 }
 
 // own: what this rank owns of a tensor. v has no elements for Muon's matrices.

@@ -2074,19 +2074,22 @@ template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
     return exchange_norm(&m->exchange);
 }
 
-struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps; };   // decay: 1 - lr wd
+struct AdamWFactors { float keep[TOST_DECAYS], scale, b1, b2, c1, c2, rate, root, eps; };   // keep: 1 - lr wd
 
 static AdamWFactors adamw_factors(const TostUpdate* update) {
     const double b1 = update->beta1, b2 = update->beta2, step = (double)update->step;
-    return {.decay = (float)(1.0 - update->lr * update->weight_decay), .scale = (float)update->clip,
-            .b1 = (float)b1, .b2 = (float)b2, .c1 = (float)(1.0 - b1), .c2 = (float)(1.0 - b2),
-            .rate = (float)(update->lr / (1.0 - pow(b1, step))),
-            .root = (float)(1.0 / sqrt(1.0 - pow(b2, step))), .eps = (float)update->eps};
+    AdamWFactors f = {.scale = (float)update->clip,
+                      .b1 = (float)b1, .b2 = (float)b2, .c1 = (float)(1.0 - b1), .c2 = (float)(1.0 - b2),
+                      .rate = (float)(update->lr / (1.0 - pow(b1, step))),
+                      .root = (float)(1.0 / sqrt(1.0 - pow(b2, step))), .eps = (float)update->eps};
+    for (int i = 0; i < TOST_DECAYS; i++)
+        f.keep[i] = (float)(1.0 - update->lr * (tost_decay_factors[i] * update->weight_decay));
+    return f;
 }
 
 // p = p (1 - lr wd);   m = β1 m + (1-β1) g;   v = β2 v + (1-β2) g²;   p = p - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
-// weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: one byte per group
-// of DECAY_GROUP elements. Minimum traffic per element: 16 bytes read, 12 + 2 written.
+// weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: the TostDecay of each
+// group of DECAY_GROUP elements. Minimum traffic per element: 16 bytes read, 12 + 2 written.
 template <typename S>
 __global__ void adamw_kernel(float* param, float* moment, float* variance, S* weights, const float* grad,
                              const uint8_t* decays, size_t n, AdamWFactors factors) {
@@ -2097,7 +2100,7 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, S* we
     load_pack<4>(m, moment + i);
     load_pack<4>(v, variance + i);
     load_pack<4>(g, grad + i);
-    const float keep = decays[i / DECAY_GROUP] ? factors.decay : 1.0f;
+    const float keep = factors.keep[decays[i / DECAY_GROUP]];
     UNROLL for (int j = 0; j < 4; j++) {
         g[j] *= factors.scale;
         m[j] = factors.b1 * m[j] + factors.c1 * g[j];
@@ -2303,7 +2306,7 @@ static bool fits_kernels(const TostConfig* c, bool training, TostError* err) {
 template <typename S> static void put_decays(TypedModel<S>* m) {
     for (int i = 0; i < m->tensors.count; i++) {
         const TostTensor* t = &m->tensors.tensor[i];
-        CUDA_CHECK(cudaMemsetAsync(m->buf.decays + t->offset / DECAY_GROUP, t->decay == TOST_DECAY,
+        CUDA_CHECK(cudaMemsetAsync(m->buf.decays + t->offset / DECAY_GROUP, t->decay,
                                    padded_size(t->size) / DECAY_GROUP, m->stream));
     }
 }

@@ -255,12 +255,14 @@ class Tost(nn.Module):
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     def optimizer_groups(self, weight_decay):
-        """Embeddings and the weights of Linear layers decay. nanoGPT's rule, two dimensions or more, would also decay
-        temp and denom_bias."""
-        decay = [m.weight for m in self.modules() if isinstance(m, (nn.Linear, nn.Embedding))]
-        decayed = {id(p) for p in decay}
-        no_decay = [p for p in self.parameters() if id(p) not in decayed]
-        return [{"params": decay, "weight_decay": weight_decay}, {"params": no_decay, "weight_decay": 0.0}]
+        """Embeddings and the weights of Linear layers decay, those of bigrams four times as fast. nanoGPT's rule, two
+        dimensions or more, would also decay temp and denom_bias."""
+        factors = {id(m.weight): 1.0 for m in self.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
+        if self.config.bigrams:
+            factors[id(self.transformer.bigram.weight)] = 4.0
+        groups = [{"params": [p for p in self.parameters() if factors.get(id(p), 0.0) == factor],
+                   "weight_decay": factor * weight_decay} for factor in (1.0, 4.0, 0.0)]
+        return [group for group in groups if group["params"]]
 
     @classmethod
     def from_checkpoint(cls, path):

@@ -30,11 +30,8 @@ double plan_loss(const TostConfig* c, double tokens, double unique) {
     return c->bigrams ? 0.95 * loss : loss;
 }
 
-// The most tokens to train on, from a text of `unique` tokens: 5 epochs of 0.3M tokens, 9 of 3M; with bigrams,
-// models overfit sooner: 2 and 3.6
-static double most_tokens(const TostConfig* c, double unique) {
-    return (c->bigrams ? 2 : 5) * unique * pow(unique / 3e5, 0.25);
-}
+// The most tokens to train on, from a text of `unique` tokens: 5 epochs of 0.3M tokens, 9 of 3M
+static double most_tokens(double unique) { return 5 * unique * pow(unique / 3e5, 0.25); }
 
 static const double LONG_RUN = 8e6;   // from so many tokens on, larger steps and a higher learning rate were better
 
@@ -55,7 +52,6 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         {4, 448}, {4, 512}, {6, 512}, {6, 640}, {8, 640}, {8, 768}, {8, 1024}};
     enum { HEAD = 64 };   // channels of a head
     const bool preset = recipe_given(r, RECIPE_preset);   // gives the sizes
-    if (!preset) set(r, RECIPE_bigrams, 1);   // not 0 for most_tokens; the number is set below
     double best = INFINITY, tokens = 0;
     TostConfig chosen = r->config;
     for (size_t i = 0; i < countof(sizes); i++) {
@@ -64,7 +60,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         if (!preset && !recipe_given(r, RECIPE_n_embd)) c.n_embd = sizes[i].channels;
         if (!preset && !recipe_given(r, RECIPE_positions)) c.positions = TOST_POSITIONS_NONE;
         if (!preset && !recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % HEAD == 0 ? c.n_embd / HEAD : 1;
-        const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(&c, unique)), loss = plan_loss(&c, D, unique);
+        const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(unique)), loss = plan_loss(&c, D, unique);
         if (c.n_embd % c.n_head != 0 || !(loss < best)) continue;
         best = loss;
         tokens = D;
@@ -79,11 +75,15 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
 }
 
 void plan_steps(TostRecipe* r, double most, double unique) {
-    const double steps = floor(fmin(most, most_tokens(&r->config, unique) / (double)r->total_batch));
+    const double steps = floor(fmin(most, most_tokens(unique) / (double)r->total_batch));
     const double tokens = steps * (double)r->total_batch, every = fmax(ceil(steps / 5), 1);
     r->steps = (int64_t)fmax(steps, 1);
     const double lr = 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64));
     set(r, RECIPE_lr, tokens > LONG_RUN ? 1.25 * lr : lr);
+    // At the highest rate, weights decay to 1/e in 1/1.75 of the text, whatever its size (arXiv 2405.13698), but not much
+    // slower than in the run, if that reads little of the text.
+    const double text = fmin(unique, 3 * tokens) / (double)r->total_batch;   // in steps
+    set(r, RECIPE_weight_decay, fmin(1.75 / (r->lr * text), 1));
     if (r->optimizer == TOST_MUON) {
         set(r, RECIPE_momentum, 0.9);
         set(r, RECIPE_beta1, 0.6);   // of embeddings and vectors
@@ -277,7 +277,8 @@ bool run_plan(Run* r, TostError* err) {
     TostRecipe* recipe = &r->recipe;
     if (!r->args->run_for) return true;
     const double unique = unique_tokens(r);
-    if (r->args->init) recipe->given |= (uint64_t)1 << RECIPE_lr;   // keep the one that find_fresh chose
+    if (r->args->init)   // keep the rate that find_fresh chose, and more of the weights
+        recipe->given |= (uint64_t)1 << RECIPE_lr | (uint64_t)1 << RECIPE_weight_decay;
     double left = seconds_left(r);
     comm_broadcast(r->comm, &left, sizeof left, 0);
     if (left <= END_SECONDS)
@@ -330,7 +331,7 @@ void run_adjust_steps(Run* r) {
     r->timed_step = step;
     if (step == from || !can_follow) return;
     const double each = (now - before) / (double)(step - from), left = seconds_left(r) - END_SECONDS;
-    const double most = most_tokens(&recipe->config, unique_tokens(r)) / (double)recipe->total_batch;
+    const double most = most_tokens(unique_tokens(r)) / (double)recipe->total_batch;
     double steps = (double)recipe->steps;
     if (fabs(left - each * (steps - (double)step)) > TOLERANCE * r->args->run_for)
         steps = floor(fmin((double)step + fmax(left / each, 1), fmax(most, steps)));

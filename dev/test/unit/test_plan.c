@@ -68,13 +68,6 @@ static void test_given(Checks* c) {
           "%d layers, %d heads, %d channels", r.config.n_layer, r.config.n_head, r.config.n_embd);
     check(c, r.config.positions == TOST_POSITIONS_NONE && r.config.bigrams > 0 && r.momentum == 0.9,
           "positions, bigrams and momentum are chosen");
-    for (int bigrams = 0; bigrams <= 100; bigrams += 100) {   // with them, text is repeated less often
-        TostRecipe some = r;
-        some.config.bigrams = bigrams;
-        plan_steps(&some, 1e9, 3e5);
-        const double epochs = (double)(some.steps * some.total_batch) / 3e5, most = bigrams ? 2 : 5;
-        check(c, epochs > most - 0.1 && epochs <= most, "%d bigrams: %g epochs", bigrams, epochs);
-    }
     TostRecipe named = recipe_small();
     named.given = (uint64_t)1 << RECIPE_preset;
     plan_sizes(&named, 60, 5e9, LARGE);
@@ -94,9 +87,16 @@ static void test_steps(Checks* c) {
         check(c, r.lr > 0 && r.lr < 0.1 && r.val_every > 0 && r.val_every <= r.steps && r.val_windows > 0,
               "%g steps: lr %g, validation every %d", most, r.lr, (int)r.val_every);
     }
-    TostRecipe r = recipe_small();
-    plan_steps(&r, 1e6, 1e5);
-    check(c, r.steps > 1 && r.steps < 1e5, "a short text is not read for ever: %d steps", (int)r.steps);
+    for (double unique = 1e4, before = 1; unique < 1e9; unique *= 10) {
+        TostRecipe r = recipe_small();
+        plan_steps(&r, 1e9, unique);
+        const double epochs = (double)(r.steps * r.total_batch) / unique;
+        check(c, epochs > before && epochs < 50, "a text of %g tokens is read %g times", unique, epochs);
+        const double decay = 1 - pow(1 - r.lr * r.weight_decay, unique / (double)r.total_batch / 1.75);
+        check(c, r.weight_decay <= 1 && (r.weight_decay == 1 || fabs(decay - 0.632) < 0.02),
+              "in 1/1.75 of %g tokens, the decay %g removes %g of the weights", unique, r.weight_decay, decay);
+        before = epochs;
+    }
 }
 
 // At any step after the warm-up, a new end leaves the learning rate as it is; then it falls to the last rate.
