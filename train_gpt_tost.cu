@@ -2074,21 +2074,20 @@ template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
     return exchange_norm(&m->exchange);
 }
 
-struct AdamWFactors { float keep[TOST_DECAYS], scale, b1, b2, c1, c2, rate, root, eps; };   // keep: 1 - lr wd
+struct AdamWFactors { float keep[3], scale, b1, b2, c1, c2, rate, root, eps; };   // keep: by TostDecay
 
 static AdamWFactors adamw_factors(const TostUpdate* update) {
     const double b1 = update->beta1, b2 = update->beta2, step = (double)update->step;
-    AdamWFactors f = {.scale = (float)update->clip,
-                      .b1 = (float)b1, .b2 = (float)b2, .c1 = (float)(1.0 - b1), .c2 = (float)(1.0 - b2),
-                      .rate = (float)(update->lr / (1.0 - pow(b1, step))),
-                      .root = (float)(1.0 / sqrt(1.0 - pow(b2, step))), .eps = (float)update->eps};
-    for (int i = 0; i < TOST_DECAYS; i++)
-        f.keep[i] = (float)(1.0 - update->lr * (tost_decay_factors[i] * update->weight_decay));
-    return f;
+    const double decay = update->lr * update->weight_decay, *factor = tost_decay_factors;
+    return {.keep = {1.0f, (float)(1.0 - factor[1] * decay), (float)(1.0 - factor[2] * decay)},
+            .scale = (float)update->clip,
+            .b1 = (float)b1, .b2 = (float)b2, .c1 = (float)(1.0 - b1), .c2 = (float)(1.0 - b2),
+            .rate = (float)(update->lr / (1.0 - pow(b1, step))),
+            .root = (float)(1.0 / sqrt(1.0 - pow(b2, step))), .eps = (float)update->eps};
 }
 
 // p = p (1 - lr wd);   m = β1 m + (1-β1) g;   v = β2 v + (1-β2) g²;   p = p - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
-// weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: the TostDecay of each
+// weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: a TostDecay per
 // group of DECAY_GROUP elements. Minimum traffic per element: 16 bytes read, 12 + 2 written.
 template <typename S>
 __global__ void adamw_kernel(float* param, float* moment, float* variance, S* weights, const float* grad,

@@ -146,9 +146,9 @@ typedef enum {
     TOST_GAMMA,      // 1e-5
     TOST_IDENTITY    // of a convolution: the last tap is 1, the others are 0
 } TostInit;
-// DECAY_4: a table whose rows are seldom used memorizes the text (dev/results/budget.md).
-typedef enum { TOST_NO_DECAY, TOST_DECAY, TOST_DECAY_4, TOST_DECAYS } TostDecay;
-static const double tost_decay_factors[TOST_DECAYS] = {0, 1, 4};   // of the weight decay
+// DECAY_4: 4 times --weight-decay, for a table whose rows are seldom updated: it memorizes text (dev/results/budget.md)
+typedef enum { TOST_NO_DECAY, TOST_DECAY, TOST_DECAY_4 } TostDecay;
+static const double tost_decay_factors[] = {0, 1, 4};
 typedef enum { TOST_ADAMW, TOST_MUON } TostOptimizer;
 
 #define X(field, place, name, shape, init, decay, optimizer, when) TOST_ROW_##field,

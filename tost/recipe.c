@@ -282,7 +282,7 @@ TextLine recipe_changed(const TostRecipe* recipe, const KeyValues* saved) {
         const int i = saved_row(e->key);
         const Setting* row = i < RECIPE_ROWS ? &recipe_table[i] : NULL;
         char* value = row && row->saved == OVERRIDABLE ? setting_text(recipe, row) : NULL;
-        if (value ? strcmp(value, e->value) != 0 : !row) {
+        if (value ? strcmp(value, e->value) != 0 : !row && !strstr(e->key, "-crc")) {
             char *before = shown_value(e->value), *now = shown_value(value ? value : e->value);
             all = text_line("%s%s--%s %s %s%s", all.text, all.text[0] ? ", " : "", e->key, now,
                             value ? "instead of " : "(not in this version)", value ? before : "");

@@ -111,7 +111,7 @@ TextLine choice_name(const char* choices, int n);   // the nth name in "a|b|c"; 
     X(min_lr_frac, "min-lr-frac", REAL, "X", OVERRIDABLE, 0, 1, \
       .help = "final learning rate, as a fraction of --lr") \
     X(weight_decay, "weight-decay", REAL, "X", FIXED, 0, 100, \
-      .help = "weight decay of embeddings and Linear weights") \
+      .help = "weight decay of embeddings and Linear weights; of bigrams, 4 times as much") \
     X(momentum, "momentum", REAL, "X", FIXED, 0, 0.999999, .help = "decay rate of Muon's momentum") \
     X(beta1, "beta1", REAL, "X", FIXED, 0, 0.999999, .help = "AdamW decay rate of the first moment") \
     X(beta2, "beta2", REAL, "X", FIXED, 0, 0.999999, .help = "AdamW decay rate of the second moment") \
@@ -138,7 +138,7 @@ TextLine choice_name(const char* choices, int n);   // the nth name in "a|b|c"; 
       .unit = "checkpoints") \
     X(keep_best, "keep-best", FLAG, "", OVERRIDABLE, 0, 0, \
       .help = "also keep the checkpoint of the best validation, as best in the run folder", \
-      .default_text = "off; on with --for, and in a new run that reads data more than 4 times, 2 with bigrams") \
+      .default_text = "off; on with --for, and in a new run that reads data more than 4 times") \
     X(stop_at_val, "stop-at-val", REAL, "LOSS", OVERRIDABLE, 0, 1e9, \
       .help = "save and stop when the validation loss is at most LOSS; 0: never", .default_text = "off")
 

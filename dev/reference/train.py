@@ -49,7 +49,7 @@ OPTIONS = {
     "lr": (float, REQUIRED, "peak learning rate"),
     "warmup": (int, 0, "warm-up steps"),
     "min-lr-frac": (float, 0.1, "final learning rate as a fraction of the peak"),
-    "weight-decay": (float, 0.1, "for embeddings and Linear weights"),
+    "weight-decay": (float, 0.1, "for embeddings and Linear weights; of bigrams, 4 times as much"),
     "optimizer": (str, "adamw", "adamw, or muon for the weights of Linear in the layers"),
     "momentum": (float, 0.95, "Muon"),
     "beta1": (float, 0.9, "AdamW"),

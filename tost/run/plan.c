@@ -80,10 +80,10 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     r->steps = (int64_t)fmax(steps, 1);
     const double lr = 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64));
     set(r, RECIPE_lr, tokens > LONG_RUN ? 1.25 * lr : lr);
-    // At the highest rate, weights decay to 1/e in 1/1.75 of the text, whatever its size (arXiv 2405.13698), but not much
-    // slower than in the run, if that reads little of the text.
+    // At the peak rate, weights decay by 1/e in 1/1.75 of the text (arXiv 2405.13698), which counts at most three times
+    // as long as the run.
     const double text = fmin(unique, 3 * tokens) / (double)r->total_batch;   // in steps
-    set(r, RECIPE_weight_decay, fmin(1.75 / (r->lr * text), 1));
+    set(r, RECIPE_weight_decay, fmin(1.75 / (r->lr * text), fmin(1, 0.25 / r->lr)));   // at most 1/lr for bigrams
     if (r->optimizer == TOST_MUON) {
         set(r, RECIPE_momentum, 0.9);
         set(r, RECIPE_beta1, 0.6);   // of embeddings and vectors
@@ -277,7 +277,7 @@ bool run_plan(Run* r, TostError* err) {
     TostRecipe* recipe = &r->recipe;
     if (!r->args->run_for) return true;
     const double unique = unique_tokens(r);
-    if (r->args->init)   // keep the rate that find_fresh chose, and more of the weights
+    if (r->args->init)   // keep the rate that find_fresh chose; a stronger decay would erase the old weights
         recipe->given |= (uint64_t)1 << RECIPE_lr | (uint64_t)1 << RECIPE_weight_decay;
     double left = seconds_left(r);
     comm_broadcast(r->comm, &left, sizeof left, 0);

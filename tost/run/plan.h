@@ -15,7 +15,8 @@ int    plan_vocabulary(double bytes);
 // (plan_cost per second). unique: tokens of the text
 void   plan_sizes(TostRecipe* r, double seconds, double speed, double unique);
 // Sets the steps (at most `most`, fewer if more epochs would not lower the loss) and what is not given: learning rate,
-// schedule, warm-up, decay rates of AdamW, Muon's momentum, and the intervals of validation, samples and checkpoints.
+// weight decay, schedule, warm-up, decay rates of AdamW, Muon's momentum, and the intervals of validation, samples and
+// checkpoints.
 void   plan_steps(TostRecipe* r, double most, double unique);
 // At step `step`, changes the steps of a wsd run, without a jump of the learning rate
 void   plan_new_steps(TostRecipe* r, int64_t step, int64_t steps);

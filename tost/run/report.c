@@ -186,10 +186,9 @@ static void judge_epochs(Run* r, const DataSource* s) {
     const double once = epoch_steps(recipe, s), epochs = (double)recipe->steps / once;
     const double tokens = (double)s->samples * recipe->seq;
     if (r->args->run_for > 0) return;   // run_plan has judged them
-    const int few = few_epochs(recipe);
-    if (epochs > 2.5 * few && tokens < 10 * (double)r->tensors.n_params)
+    if (epochs > MANY_EPOCHS && tokens < 10 * (double)r->tensors.n_params)
         progress_fact(&r->progress, "warning", "%.0f epochs of %s tokens will probably overfit: --steps %.0f makes %d",
-                      epochs, human_count(tokens).text, fmax(1, floor(few * once)), few);
+                      epochs, human_count(tokens).text, fmax(1, floor(FEW_EPOCHS * once)), FEW_EPOCHS);
     if (epochs < 0.5 && r->data->n == 1 && !recipe_given(recipe, RECIPE_steps) && recipe->epochs == 0)
         progress_fact(&r->progress, "", "--epochs 1 reads all of it: %.0f steps", ceil(once));
 }
@@ -227,7 +226,7 @@ static void report_data(Run* r) {
     else if (recipe->val_every > 0) progress_fact(p, "validation", "off (no --val-data)");
     if (recipe->keep_best && !recipe_given(recipe, RECIPE_keep_best))
         progress_fact(p, "best", "kept, as with --keep-best: %s", r->args->run_for > 0 ? "the default of --for"
-                      : text_line("the run reads data more than %d times", few_epochs(recipe)).text);
+                      : text_line("the run reads data more than %d times", FEW_EPOCHS).text);
     if (r->tokenizer)
         progress_fact(p, "tokenizer", "%s: %d tokens", tokenizer_path(r->tokenizer), tokenizer_size(r->tokenizer));
     else progress_fact(p, "tokenizer", "none found: give --tokenizer FILE, or `sample` reads and prints ids");

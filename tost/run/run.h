@@ -71,8 +71,8 @@ bool run_load_weights(Run* r, TostError* err);   // into the new model; without 
 
 // ---- setup.c ----
 // Steps that read a source once. Repeated up to about 4 times, data is nearly as good as new (Muennighoff et al., 2023,
-// arXiv 2305.16264), half as often with bigrams (dev/results/budget.md): above, a new run keeps its best weights.
-static inline int few_epochs(const TostRecipe* recipe) { return recipe->config.bigrams ? 2 : 4; }
+// arXiv 2305.16264): above, a new run keeps its best weights.
+enum { FEW_EPOCHS = 4, MANY_EPOCHS = 10 };
 static inline double epoch_steps(const TostRecipe* recipe, const DataSource* s) {
     return (double)s->samples * recipe->seq / (double)recipe->total_batch / s->weight;
 }

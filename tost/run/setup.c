@@ -131,7 +131,7 @@ static bool open_val_data(Run* r, TostError* err) {
 static void choose_keep_best(Run* r) {
     TostRecipe* recipe = &r->recipe;
     for (int k = 0; r->val && k < r->data->n && !r->args->resume && recipe->save_every > 0; k++)
-        recipe->keep_best |= (double)recipe->steps > few_epochs(recipe) * epoch_steps(recipe, &r->data->source[k]);
+        recipe->keep_best |= (double)recipe->steps > FEW_EPOCHS * epoch_steps(recipe, &r->data->source[k]);
 }
 
 // Fails if a new run validates on a shard that it trains on. Warns of one named like validation data.

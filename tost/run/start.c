@@ -117,13 +117,15 @@ static bool other_validation(const Run* r, const KeyValues* then) {
 static void find_best(Run* r) {
     CheckpointInfo best = {0}, *info = &r->info;
     StFile f = {0};
-    const bool saved = r->recipe.keep_best
-                       && checkpoint_open(&f, &best, path_in(r->out.text, BEST_FOLDER).text, &(TostError){0});
-    const bool lost = r->recipe.keep_best && !saved && info->best_val_step > 0;   // it was not kept so far
+    const Path path = path_in(r->out.text, BEST_FOLDER);
+    const bool saved = r->recipe.keep_best && checkpoint_open(&f, &best, path.text, &(TostError){0});
+    // Of the first validation, only the weights of --init are saved as best.
+    const bool lost = r->recipe.keep_best && !checkpoint_is_folder(path.text)
+                      && (info->best_val_step > 0 || r->recipe.init_file);
     const bool other = lost || other_validation(r, saved ? &best.options : &r->resumed);
     if (other && isfinite(info->best_val_loss))
-        r->best_reset = lost ? "its weights were not kept" : "the validation data or the number of windows changed";
-    if (other_validation(r, &r->resumed)) info->val_loss = INFINITY, info->val_step = 0;
+        r->best_reset = lost ? "the best weights were not saved" : "the validation data or the number of windows changed";
+    if (lost || other_validation(r, &r->resumed)) info->val_loss = INFINITY, info->val_step = 0;
     if (other || (saved && best.best_val_loss < info->best_val_loss)) {
         info->best_val_loss = other ? INFINITY : best.best_val_loss;
         info->best_val_step = other ? 0 : best.best_val_step;

@@ -102,18 +102,11 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
     return true;
 }
 
-// A folder that was renamed would be taken for a newer or older checkpoint of its run.
-static bool check_folder(const StFile* f, int64_t step, TostError* err) {
-    int64_t named;
-    return !st_meta(f, "step") || !checkpoint_is_name(path_above(f->path).text, &named) || named == step
-        || tost_error(err, "%s is of step %" PRId64 ": name its folder step_%08" PRId64, f->path, step, step);
-}
-
 static bool read_info(CheckpointInfo* info, const StFile* f, TostError* err) {
     if (!read_config(&info->config, f, err) || !metadata_read(info, f, err)) return false;
     TostTensors tensors = tost_tensors(&info->config);
     const bool ok = (tost_config_check(&info->config, err) || tost_error(err, "%s: %s", f->path, err->text))
-                    && check_tensors(f, &tensors, &model_contents, TOST_ADAMW, err) && check_folder(f, info->step, err);
+                    && check_tensors(f, &tensors, &model_contents, TOST_ADAMW, err);
     tost_tensors_free(&tensors);
     return ok;
 }

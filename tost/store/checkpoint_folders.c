@@ -63,14 +63,6 @@ static bool is_complete(const char* path) { return has_file(path, MODEL_FILE) &&
 
 // ---- Finding ----
 
-bool checkpoint_is_name(const char* path, int64_t* step) {
-    Entry e;
-    const char* slash = strrchr(path, '/');
-    const bool ok = parse_entry(&e, slash ? slash + 1 : path);
-    *step = e.step;
-    return ok;
-}
-
 bool checkpoint_is_folder(const char* dir) { return has_file(dir, MODEL_FILE); }
 
 bool checkpoint_is_run(const char* run) {

@@ -16,7 +16,6 @@
 
 bool checkpoint_is_run(const char* run);       // true if a folder contains a checkpoint, complete or not, or a log
 bool checkpoint_is_folder(const char* dir);    // true if a folder contains a model file itself
-bool checkpoint_is_name(const char* path, int64_t* step);   // parses what follows the last '/'
 bool checkpoint_exists(const char* run, int64_t step);   // true if the run has a complete checkpoint of this step
 bool checkpoint_newest(Path* found, const char* run);    // the newest complete checkpoint; false if there is none
 // Finds the run in `root` ("out"), which may itself be a run, whose newest complete checkpoint was written last.

@@ -170,13 +170,16 @@ def check_trainer():
     def in_layer(names):
         return {re.sub(r"^transformer\.h\.\d+\.", "", name) for name in names}
 
-    rows = re.findall(r'X\(\w+, +\w+, +"([a-z_0-9.]+)",.*?\b(DECAY|NO_DECAY),', (REPO / "tost/model.h").read_text())
-    model, T, decay = load("memory_out").train(), 64, 0.5
-    names = {id(p): name for name, p in model.named_parameters()}
-    groups = [in_layer(names[id(p)] for p in group["params"]) for group in model.optimizer_groups(decay)]
-    present = groups[0] | groups[1]
-    for group, kind in zip(groups, ("DECAY", "NO_DECAY")):
-        check(f"optimizer_groups: {kind} of tost/model.h", group == {name for name, of in rows if of == kind} & present)
+    rows = re.findall(r'X\(\w+, +\w+, +"([a-z_0-9.]+)",.*?\b(DECAY|DECAY_4|NO_DECAY),',
+                      (REPO / "tost/model.h").read_text())
+    T, decay, factors = 64, 0.5, {"DECAY": 1, "DECAY_4": 4, "NO_DECAY": 0}
+    for model in load("uniform_out"), load("memory_out").train():
+        names = {id(p): name for name, p in model.named_parameters()}
+        groups = [in_layer(names[id(p)] for p in group["params"]) for group in model.optimizer_groups(decay)]
+        decays = {name: group["weight_decay"] for names, group in zip(groups, model.optimizer_groups(decay))
+                  for name in names}
+        want = {name: decay * factors[kind] for name, kind in rows if name in decays}
+        check(f"optimizer_groups: the column decay of tost/model.h: {decays}", decays == want)
     ids = np.fromfile(STORIES, "<u2")[512:].astype(np.int64)
     windows = [torch.from_numpy(ids[i * T:(i + 1) * T + 1]) for i in range(2)]
     arguments = TrainingArguments("trained", max_steps=1, per_device_train_batch_size=2, learning_rate=1e-3,

@@ -33,7 +33,6 @@ check "a run that was resumed with another rate has both" grep -q '^rates .* 0.0
 check "--json has the order of the table" \
     [ "$(grep -o '"run": "[a-z_]*' runs.json | cut -c 9-)" = "$(awk '{ print $1 }' table)" ]
 check "--json has exact losses and all options" grep -q '"run": "never", .*"val_loss": null, .*"option' runs.json
-refuses 1 "$binary info straight runs/memory" "straight is not a shard"
 prints "info straight" "1 layer, 2 heads, 16 channels, block size 32, vocabulary 257" "768 tokens" \
     "vocab.bpe, CRC-32 00000000"
 finish
