@@ -4,7 +4,7 @@
 
 The loss, in nats per token on English Wikipedia with a vocabulary of 4,096, after D tokens of a model with N weights in
 its layers (10 · layers · channels²) is E + A (N/1M)^-a + B (D/4M)^-d (N/1M)^g; plan_loss in tost/run/plan.c has the
-constants. With `--beta2 0.95` instead of 0.99, it is higher by F (D/4M)^-1. The minutes are those of two idle
+constants. With a vocabulary of 8,192, whose tokens are longer, it is F times as high. The minutes are those of two idle
 cores of an AMD EPYC (Zen 5), from the cost of a token in plan_cost. Peers are drawn at their own minutes. Needs Python
 3.11 or later and matplotlib.
 """
@@ -18,7 +18,7 @@ from cli import command, option_parser, run
 from figure import COLORS, add_options, check_options, matplotlib, style_axes, write
 
 SPEED = 9.68e9   # plan_cost per second
-SIZES = ((1, 128), (2, 128), (2, 192), (2, 256), (3, 256), (3, 384), (4, 512))   # with a line: some of plan_sizes
+SIZES = ((1, 128), (2, 128), (3, 128), (3, 192), (3, 256), (3, 384), (4, 512))   # with a line: some of plan_sizes
 BAND = 0.12      # bits per byte
 TEXTS = "use", "text", "program", "positions", "schedule"
 
@@ -40,17 +40,18 @@ class Point:
 
 
 def fit(points):
-    """Exponents on a grid; E, A, B and F by least squares, not negative but for F. Returns both and the errors."""
+    """Exponents and F on a grid; E, A and B by least squares, not negative. Returns (a, d, g, F), them, the errors."""
     import numpy as np
-    losses, N, D, beta2 = (np.array([getattr(p, name) for p in points]) for name in ("loss", "N", "tokens", "beta2"))
+    losses, N, D, vocab = (np.array([getattr(p, name) for p in points]) for name in ("loss", "N", "tokens", "vocab"))
     best = None
-    for a, d, g in itertools.product(np.arange(0.02, 0.5, 0.02), np.arange(0.3, 1, 0.02), np.arange(0, 0.31, 0.02)):
-        x = np.stack([np.ones_like(N), N ** -a, (D / 4e6) ** -d * N ** g, (beta2 == 0.95) * 4e6 / D],
-                     axis=1)
+    for a, d, g, F in itertools.product(np.arange(0.02, 0.3, 0.02), np.arange(0.2, 0.9, 0.02), np.arange(0, 0.31, 0.02),
+                                        np.arange(1, 1.15, 0.01)):
+        x = np.stack([np.ones_like(N), N ** -a, (D / 4e6) ** -d * N ** g], axis=1)
+        x *= np.where(vocab == 8192, F, 1)[:, None]
         scales, *_ = np.linalg.lstsq(x, losses, rcond=None)
         errors = x @ scales - losses
-        if (scales[:3] > 0).all() and (best is None or errors @ errors < best[2] @ best[2]):
-            best = (a, d, g), scales, errors
+        if (scales > 0).all() and (best is None or errors @ errors < best[2] @ best[2]):
+            best = (a, d, g, F), scales, errors
     return best
 
 
@@ -58,7 +59,7 @@ def draw(points, peers, law):
     """A line of the law for each size, as far as it lies within BAND of the lowest; dots are runs, of 4,096 tokens in
     the vocabulary if they are filled."""
     import numpy as np
-    (a, d, g), (E, A, B, _), _ = law
+    (a, d, g, _), (E, A, B), _ = law
     figure = matplotlib().figure.Figure((7.2, 4.3), layout="constrained")
     axes = figure.subplots()
     minutes = np.geomspace(0.2, 60, 100)
@@ -75,8 +76,11 @@ def draw(points, peers, law):
         color = COLORS[SIZES.index(size) % len(COLORS)] if size in SIZES else "0.6"
         axes.plot(p.minutes, p.bits_per_byte, marker="o", markersize=4, color=color,
                   markerfacecolor=color if p.vocab == 4096 else "white")
-    for p, marker in zip(peers, "*v^sDPXh"):
-        axes.plot(p.minutes, p.bits_per_byte, marker=marker, color="black", linestyle="none", label=p.program)
+    names = [p.program.split(",")[0] for p in peers]
+    for name, marker in zip(dict.fromkeys(names), "*v^sDPXh"):
+        some = [p for p, own in zip(peers, names) if own == name]
+        axes.plot([p.minutes for p in some], [p.bits_per_byte for p in some], marker=marker, color="black",
+                  linestyle="none", label=name)
     axes.axvspan(max(p.minutes for p in points), minutes[-1], color="0.95", zorder=0)
     axes.text(minutes[-1], 2.2, "extrapolated", ha="right", va="top", color="0.4")
     axes.set_xscale("log")
@@ -100,13 +104,12 @@ def main(arguments):
         points = [Point(row) for row in csv.DictReader(file)]
     law = [p for p in points if p.use == "law"]
     fitted = fit(law)
-    (a, d, g), (E, A, B, F), errors = fitted
-    print(f"E = {E:.3f}, A = {A:.3f}, B = {B:.3f}; a = {a:.2f}, d = {d:.2f}, g = {g:.2f}; F = {F:.3f}")
+    (a, d, g, F), (E, A, B), errors = fitted
+    print(f"E = {E:.3f}, A = {A:.3f}, B = {B:.3f}; a = {a:.2f}, d = {d:.2f}, g = {g:.2f}; F = {F:.2f}")
     print(f"{len(law)} runs; root mean square error {math.sqrt(errors @ errors / len(law)):.4f}")
     for p, error in zip(law, errors):
         print(f"{p.layers:g} × {p.channels:g}, {p.tokens / 1e6:.1f}M tokens: loss {p.loss:.4f}, law {error:+.4f}")
-    shown = [p for p in points if p.use == "law" or (p.use == "vocabulary" and p.vocab == 8192)]
-    write(draw(shown, [p for p in points if p.use == "peer"], fitted), args)
+    write(draw(law, [p for p in points if p.use == "peer"], fitted), args)
     print(args.out)
 
 

@@ -26,8 +26,7 @@ double plan_loss(const TostConfig* c, double tokens, double unique) {
     const double U = fmin(tokens, unique), repeats = tokens / U - 1;
     const double D = (U + 15.4 * U * (1 - exp(-repeats / 15.4))) / 4e6;
     const double N = 1e-5 * c->n_layer * c->n_embd * c->n_embd;   // weights of the layers, in millions
-    const double loss = 0.850 + 2.513 * pow(N, -0.10) + 0.624 * pow(D, -0.56) * pow(N, 0.16);
-    return c->bigrams ? 0.95 * loss : loss;
+    return 0.255 + 2.588 * pow(N, -0.06) + 0.901 * pow(D, -0.34) * pow(N, 0.06);
 }
 
 // The most tokens to train on, from a text of `unique` tokens: 5 epochs of 0.3M tokens, 9 of 3M
@@ -50,7 +49,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     static const struct { int layers, channels; } sizes[] = {
         {1, 128}, {2, 128}, {3, 128}, {2, 192}, {3, 192}, {2, 256}, {3, 256}, {3, 320}, {3, 384}, {4, 384},
         {4, 448}, {4, 512}, {6, 512}, {6, 640}, {8, 640}, {8, 768}, {8, 1024}};
-    enum { HEAD = 64 };   // channels of a head
+    enum { HEAD = 64, WEIGHTS_PER_TOKEN = 20 };   // channels of a head; the most weights for a token of the text
     const bool preset = recipe_given(r, RECIPE_preset);   // gives the sizes
     double best = INFINITY, tokens = 0;
     TostConfig chosen = r->config;
@@ -61,15 +60,16 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         if (!preset && !recipe_given(r, RECIPE_positions)) c.positions = TOST_POSITIONS_NONE;
         if (!preset && !recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % HEAD == 0 ? c.n_embd / HEAD : 1;
         const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(unique)), loss = plan_loss(&c, D, unique);
-        if (c.n_embd % c.n_head != 0 || !(loss < best)) continue;
+        const double weights = 10.0 * c.n_layer * c.n_embd * c.n_embd;   // of the layers
+        if (c.n_embd % c.n_head != 0 || !(loss < best) || (i > 0 && weights > WEIGHTS_PER_TOKEN * unique)) continue;
         best = loss;
         tokens = D;
         chosen = c;
     }
     r->config = chosen;
     // The power of two that is nearest to a thousandth of the tokens, rounded up to sequences; more in long runs
-    const double unit = (double)r->seq * r->parts;
-    const double total = tokens > LONG_RUN ? 8192 : fmin(fmax(exp2(round(log2(tokens / 1000))), 512), 4096);
+    const double unit = (double)r->seq * r->parts, least = tokens < 1.5e5 ? 512 : 1024;
+    const double total = tokens > LONG_RUN ? 8192 : fmin(fmax(exp2(round(log2(tokens / 1000))), least), 4096);
     set(r, RECIPE_total_batch, ceil(total / unit) * unit);
     if (!preset) set(r, RECIPE_bigrams, fmin(16 * (double)r->total_batch, 131072));
 }
@@ -80,10 +80,10 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     r->steps = (int64_t)fmax(steps, 1);
     const double lr = 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64));
     set(r, RECIPE_lr, tokens > LONG_RUN ? 1.25 * lr : lr);
-    // At the peak rate, weights decay by 1/e in 1/1.75 of the text (arXiv 2405.13698), which counts at most three times
-    // as long as the run.
-    const double text = fmin(unique, 3 * tokens) / (double)r->total_batch;   // in steps
-    set(r, RECIPE_weight_decay, fmin(1.75 / (r->lr * text), fmin(1, 0.25 / r->lr)));   // at most 1/lr for bigrams
+    // From 3 epochs on, weights decay by 1/e, at the peak rate, in 1/1.75 of the text (arXiv 2405.13698); up to one epoch,
+    // in 1/0.58 of the run. At most 1/lr for bigrams
+    const double over = tokens < unique ? 3 * tokens : fmax(unique, 3 * unique * unique / tokens);
+    set(r, RECIPE_weight_decay, fmin(1.75 * (double)r->total_batch / (r->lr * over), fmin(1, 0.25 / r->lr)));
     if (r->optimizer == TOST_MUON) {
         set(r, RECIPE_momentum, 0.9);
         set(r, RECIPE_beta1, 0.6);   // of embeddings and vectors
@@ -153,7 +153,7 @@ enum { VALIDATIONS = 7 };                      // before step 1, five times, and
 static const double END_SECONDS = 0.5;         // reserved for the last save and sample
 static const double VALIDATION_COST = 0.4;     // time to validate a token / time to train on it
 static const double TIMING_SHARE = 0.01;       // of the time, for timing steps of a model
-static const double LAW_TOKENS = 5e5;          // below, the law was not measured
+static const double LAW_TOKENS = 2.5e5;          // below, the law was not measured
 static const double FIRST_SPEED = 2e9;         // plan_cost per second, a guess for the first model that is timed
 
 static double seconds_left(const Run* r) { return r->args->run_for - (now_seconds() - r->progress.began); }
@@ -299,7 +299,7 @@ bool run_plan(Run* r, TostError* err) {
     recipe->keep_best |= r->val && recipe->save_every > 0;
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;
     const bool known = !r->args->init && recipe->optimizer == TOST_MUON && recipe->config.conv && recipe->config.memory
-                       && r->data->n == 1 && tokens > LAW_TOKENS;
+                       && recipe->config.bigrams && r->data->n == 1 && tokens > LAW_TOKENS;
     const double loss = known ? plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens, unique) : 0;
     report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss);
     return true;

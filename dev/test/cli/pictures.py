@@ -91,16 +91,16 @@ def check_budget():
     for L, C, D in itertools.product((1, 3), (64, 256), (1e6, 4e6, 16e6)):
         N = 1e-5 * L * C * C
         loss_of = 1.5 + 2 * N ** -0.1 + 0.5 * (D / 4e6) ** -0.6 * N ** 0.2
-        rows += [f"law,a,4096,{L},{C},{beta2},{D},{loss_of + F / D},2" for beta2, F in ((0.99, 0), (0.95, 1.2e5))]
-    names = "use,text,vocab,layers,channels,beta2,tokens,loss,bits_per_byte,program,minutes"
-    write("law.csv", "\n".join([names, *rows, "peer,a,4096,,,,1,3,2,x,4"]) + "\n")
+        rows += [f"law,a,{V},{L},{C},{D},{loss_of * F},2" for V, F in ((4096, 1), (8192, 1.08))]
+    names = "use,text,vocab,layers,channels,tokens,loss,bits_per_byte,program,minutes"
+    write("law.csv", "\n".join([names, *rows, "peer,a,4096,,,1,3,2,x,4"]) + "\n")
     out = succeeds(budget.main, "law.csv", "--out", "law.png")
-    check(f"budget.py finds a law: {out}", "E = 1.500, A = 2.000, B = 0.500; a = 0.10, d = 0.60, g = 0.20; F = 0.030" in out)
+    check(f"budget.py finds a law: {out}", "E = 1.500, A = 2.000, B = 0.500; a = 0.10, d = 0.60, g = 0.20; F = 1.08" in out)
     repository = Path(__file__).resolve().parents[3]
     out = succeeds(budget.main, repository / "dev/results/budget.csv", "--out", "budget.png")
     constants = re.findall(r"-?[0-9]+[.][0-9]+", out.splitlines()[0])
     source = (repository / "tost/run/plan.c").read_text()
-    used = re.search(r"loss = (.*) \+ (.*) \* pow\(N, -(.*)\) \+ (.*) \* pow\(D, -(.*)\) \* pow\(N, (.*)\);", source)
+    used = re.search(r"return (.*) \+ (.*) \* pow\(N, -(.*)\) \+ (.*) \* pow\(D, -(.*)\) \* pow\(N, (.*)\);", source)
     E, A, B, a, d, g, _ = constants
     check(f"plan.c has the constants of budget.csv: {constants}", [*map(float, used.groups())]
           == [*map(float, (E, A, a, B, d, g))])

@@ -48,6 +48,10 @@ static void test_sizes(Checks* c) {
         check(c, r.config.n_embd % r.config.n_head == 0, "%g s: %d heads", seconds, r.config.n_head);
         before = cost;
     }
+    TostRecipe r = recipe_small();
+    plan_sizes(&r, 1e6, 5e9, 3e5);
+    const double weights = 10.0 * r.config.n_layer * r.config.n_embd * r.config.n_embd;
+    check(c, weights > 2e6 && weights <= 20 * 3e5, "a short text: %g weights in the layers", weights);
     check(c, batch == 8192, "in a week, %d tokens per step", (int)batch);
     check(c, before > 1e6, "a week has a model of several million parameters");
 }
@@ -89,6 +93,9 @@ static void test_steps(Checks* c) {
         check(c, r.lr > 0 && r.lr < 0.1 && r.val_every > 0 && r.val_every <= r.steps && r.val_windows > 0,
               "%g steps: lr %g, validation every %d", most, r.lr, (int)r.val_every);
     }
+    TostRecipe twice = recipe_small();
+    plan_steps(&twice, 200, 100 * (double)twice.total_batch);
+    check(c, fabs(twice.lr * twice.weight_decay * 150 - 1.75) < 1e-9, "2 epochs: weight decay %g", twice.weight_decay);
     for (double unique = 1e4, before = 1; unique < 1e9; unique *= 10) {
         TostRecipe r = recipe_small();
         r.total_batch = 512;
