@@ -44,12 +44,12 @@ static void set(TostRecipe* r, RecipeRow row, double value) {
     if (!recipe_given(r, row)) setting_set(r, &recipe_table[row], value);
 }
 
-// Tries a list of sizes: up to 3 × 256, those that were best or nearly so when measured; larger ones are extrapolated.
+// Tries a list of sizes: up to 3 × 320, those that were measured; larger ones are extrapolated.
 void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     static const struct { int layers, channels; } sizes[] = {
         {1, 128}, {2, 128}, {3, 128}, {2, 192}, {3, 192}, {2, 256}, {3, 256}, {3, 320}, {3, 384}, {4, 384},
         {4, 448}, {4, 512}, {6, 512}, {6, 640}, {8, 640}, {8, 768}, {8, 1024}};
-    enum { HEAD = 64, WEIGHTS_PER_TOKEN = 20 };   // channels of a head; the most weights for a token of the text
+    enum { HEAD = 64, WEIGHTS_PER_TOKEN = 30 };   // channels of a head; the most weights for a token of the text
     const bool preset = recipe_given(r, RECIPE_preset);   // gives the sizes
     double best = INFINITY, tokens = 0;
     TostConfig chosen = r->config;
@@ -80,8 +80,8 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     r->steps = (int64_t)fmax(steps, 1);
     const double lr = 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64));
     set(r, RECIPE_lr, tokens > LONG_RUN ? 1.25 * lr : lr);
-    // From 3 epochs on, weights decay by 1/e, at the peak rate, in 1/1.75 of the text (arXiv 2405.13698); up to one epoch,
-    // in 1/0.58 of the run. At most 1/lr for bigrams
+    // From 3 epochs on, weights decay to 1/e, at the peak rate, in 1/1.75 of the text (arXiv 2405.13698); up to one
+    // epoch, in 1/0.58 of the run. At most 1/lr for bigrams
     const double over = tokens < unique ? 3 * tokens : fmax(unique, 3 * unique * unique / tokens);
     set(r, RECIPE_weight_decay, fmin(1.75 * (double)r->total_batch / (r->lr * over), fmin(1, 0.25 / r->lr)));
     if (r->optimizer == TOST_MUON) {
@@ -153,7 +153,7 @@ enum { VALIDATIONS = 7 };                      // before step 1, five times, and
 static const double END_SECONDS = 0.5;         // reserved for the last save and sample
 static const double VALIDATION_COST = 0.4;     // time to validate a token / time to train on it
 static const double TIMING_SHARE = 0.01;       // of the time, for timing steps of a model
-static const double LAW_TOKENS = 2.5e5;          // below, the law was not measured
+static const double LAW_TOKENS = 2.5e5;        // below, the expected loss was not measured
 static const double FIRST_SPEED = 2e9;         // plan_cost per second, a guess for the first model that is timed
 
 static double seconds_left(const Run* r) { return r->args->run_for - (now_seconds() - r->progress.began); }
@@ -240,7 +240,7 @@ static size_t spread_tokens(int32_t** ids, ShardStream* s, uint64_t n) {
     return ok ? (size_t)some : 0;
 }
 
-// The loss of 4 × 128 after `tokens` tokens of the text, as a multiple of that on the text of plan_loss, from counts of
+// The loss of 4 × 128 after `tokens` tokens of the text, as a multiple of that on Wikipedia, from counts of
 // up to as many of its tokens (ngram.h); 0: it cannot be read. dev/results/budget.md has the fit and its error.
 static double multiple_at(Run* r, double tokens) {
     enum { VAL_TOKENS = 1 << 17 };
@@ -251,7 +251,7 @@ static double multiple_at(Run* r, double tokens) {
     double losses[2] = {0}, multiple = 0;
     if (n > 0 && m > 1) {
         ngram_losses(losses, text, n, val, m, r->recipe.config.vocab_size);
-        multiple = exp(-1.425 + 0.113 * octaves) * losses[0] * pow(losses[1] / losses[0], 1.462 + 0.199 * octaves);
+        multiple = exp(-1.406 + 0.113 * octaves) * losses[0] * pow(losses[1] / losses[0], 1.462 + 0.199 * octaves);
     }
     free(text);
     free(val);
