@@ -9,7 +9,7 @@ template <typename S> static void bench_adamw(Bench* bench, size_t n) {
     double* sums = bench_buffer<double>(bench, units);
     S* weights = sizeof(S) == sizeof(float) ? NULL : bench_buffer<S>(bench, n);
     const uint8_t* decays = bench_buffer<uint8_t>(bench, n / DECAY_GROUP);
-    const AdamWFactors f = {1.0f, 1.0f, 0.9f, 0.95f, 0.1f, 0.05f, 1e-4f, 1.0f, 1e-8f};
+    const AdamWFactors f = {{1.0f, 1.0f, 1.0f}, 1.0f, 0.9f, 0.95f, 0.1f, 0.05f, 1e-4f, 1.0f, 1e-8f};
     char size[64];
     snprintf(size, sizeof size, "%s %.1fM parameters", bench_type<S>(), n * 1e-6);
     bench_report(bench, "adamw", size, (double)n * (28 + (weights ? sizeof(S) : 0)), [&] {
