@@ -2080,9 +2080,8 @@ static AdamWFactors adamw_factors(const TostUpdate* update) {
     const double b1 = update->beta1, b2 = update->beta2, step = (double)update->step;
     const double decay = update->lr * update->weight_decay, *factor = tost_decay_factors;
     return {.keep = {1.0f, (float)(1.0 - factor[1] * decay), (float)(1.0 - factor[2] * decay)},
-            .scale = (float)update->clip,
-            .b1 = (float)b1, .b2 = (float)b2, .c1 = (float)(1.0 - b1), .c2 = (float)(1.0 - b2),
-            .rate = (float)(update->lr / (1.0 - pow(b1, step))),
+            .scale = (float)update->clip, .b1 = (float)b1, .b2 = (float)b2, .c1 = (float)(1.0 - b1),
+            .c2 = (float)(1.0 - b2), .rate = (float)(update->lr / (1.0 - pow(b1, step))),
             .root = (float)(1.0 / sqrt(1.0 - pow(b2, step))), .eps = (float)update->eps};
 }
 

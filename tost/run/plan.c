@@ -21,11 +21,13 @@ double plan_cost(const TostConfig* c) {
     return L * C * (C + 67) + V * (0.043 * C + 5) + 14 * C;
 }
 
+static double layer_weights(const TostConfig* c) { return 10.0 * c->n_layer * c->n_embd * c->n_embd; }
+
 // Repeated tokens count less: U + 15.4 U (1 - exp(-(e - 1) / 15.4)) for e epochs of U tokens (arXiv 2305.16264).
 double plan_loss(const TostConfig* c, double tokens, double unique) {
     const double U = fmin(tokens, unique), repeats = tokens / U - 1;
     const double D = (U + 15.4 * U * (1 - exp(-repeats / 15.4))) / 4e6;
-    const double N = 1e-5 * c->n_layer * c->n_embd * c->n_embd;   // weights of the layers, in millions
+    const double N = 1e-6 * layer_weights(c);
     return 0.255 + 2.588 * pow(N, -0.06) + 0.901 * pow(D, -0.34) * pow(N, 0.06);
 }
 
@@ -60,8 +62,8 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         if (!preset && !recipe_given(r, RECIPE_positions)) c.positions = TOST_POSITIONS_NONE;
         if (!preset && !recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % HEAD == 0 ? c.n_embd / HEAD : 1;
         const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(unique)), loss = plan_loss(&c, D, unique);
-        const double weights = 10.0 * c.n_layer * c.n_embd * c.n_embd;   // of the layers
-        if (c.n_embd % c.n_head != 0 || !(loss < best) || (i > 0 && weights > WEIGHTS_PER_TOKEN * unique)) continue;
+        const bool large = best < INFINITY && layer_weights(&c) > WEIGHTS_PER_TOKEN * unique;
+        if (c.n_embd % c.n_head != 0 || large || !(loss < best)) continue;
         best = loss;
         tokens = D;
         chosen = c;
@@ -81,7 +83,7 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     const double lr = 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64));
     set(r, RECIPE_lr, tokens > LONG_RUN ? 1.25 * lr : lr);
     // From 3 epochs on, weights decay to 1/e, at the peak rate, in 1/1.75 of the text (arXiv 2405.13698); up to one
-    // epoch, in 1/0.58 of the run. At most 1/lr for bigrams
+    // epoch, in 1/0.58 of the run. The limit 0.25 / lr: a step removes at most all of a bigram, which decays 4 times.
     const double over = tokens < unique ? 3 * tokens : fmax(unique, 3 * unique * unique / tokens);
     set(r, RECIPE_weight_decay, fmin(1.75 * (double)r->total_batch / (r->lr * over), fmin(1, 0.25 / r->lr)));
     if (r->optimizer == TOST_MUON) {

@@ -52,6 +52,11 @@ static void test_sizes(Checks* c) {
     plan_sizes(&r, 1e6, 5e9, 3e5);
     const double weights = 10.0 * r.config.n_layer * r.config.n_embd * r.config.n_embd;
     check(c, weights > 2e6 && weights <= 30 * 3e5, "a short text: %g weights in the layers", weights);
+    TostRecipe heads = recipe_small();   // do not fit the smallest size
+    heads.config.n_head = 3;
+    heads.given = (uint64_t)1 << RECIPE_n_head;
+    plan_sizes(&heads, 60, 5e9, 1000);
+    check(c, heads.config.n_embd == 192, "3 heads, a tiny text: %d channels", heads.config.n_embd);
     check(c, batch == 8192, "in a week, %d tokens per step", (int)batch);
     check(c, before > 1e6, "a week has a model of several million parameters");
 }
