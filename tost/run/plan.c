@@ -31,27 +31,27 @@ double plan_loss(const TostConfig* c, double tokens, double unique) {
     return 0.255 + 2.588 * pow(N, -0.06) + 0.901 * pow(D, -0.34) * pow(N, 0.06);
 }
 
-// The most tokens to train on, from a text of `unique` tokens: 5 epochs of 0.3M tokens, 9 of 3M
-static double most_tokens(double unique) { return 5 * unique * pow(unique / 3e5, 0.25); }
+// The most tokens to train on, from a text of `unique` tokens: 5 epochs up to 0.3M tokens, 9 of 3M
+static double most_tokens(double unique) { return 5 * unique * fmax(1, pow(unique / 3e5, 0.25)); }
 
 static const double LONG_RUN = 8e6;   // from so many tokens on, larger steps and a higher learning rate were better
 
 int plan_vocabulary(double bytes) {
-    enum { MULTIPLE = 64, LEAST = 320, MOST = 8192 };   // 8,192 was best for 55 MB, of 1,024 to 16,384
-    const int size = (int)(2048 * pow(bytes / 1e6, 0.35)) / MULTIPLE * MULTIPLE;
-    return size < LEAST ? LEAST : size < MOST ? size : MOST;
+    const int size = (int)(2048 * pow(bytes / 1e6, 0.55)) / 64 * 64;
+    return size < 320 ? 320 : size < 8192 ? size : 8192;   // of 1,024 to 16,384, 8,192 was best for 55 MB
 }
 
 static void set(TostRecipe* r, RecipeRow row, double value) {
     if (!recipe_given(r, row)) setting_set(r, &recipe_table[row], value);
 }
 
-// Tries a list of sizes: up to 3 × 320, those that were measured; larger ones are extrapolated.
+// Tries a list of sizes, measured up to 3 × 320. The law gives short texts too small a model: they count as SHORT.
 void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     static const struct { int layers, channels; } sizes[] = {
         {1, 128}, {2, 128}, {3, 128}, {2, 192}, {3, 192}, {2, 256}, {3, 256}, {3, 320}, {3, 384}, {4, 384},
         {4, 448}, {4, 512}, {6, 512}, {6, 640}, {8, 640}, {8, 768}, {8, 1024}};
-    enum { HEAD = 64, WEIGHTS_PER_TOKEN = 30 };   // channels of a head; the most weights for a token of the text
+    enum { HEAD = 64, SHORT = 75000 };   // channels of a head; tokens
+    const double scale = fmax(1, SHORT / unique), most_weights = fmax(30 * unique, 2e6);
     const bool preset = recipe_given(r, RECIPE_preset);   // gives the sizes
     double best = INFINITY, tokens = 0;
     TostConfig chosen = r->config;
@@ -61,8 +61,9 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         if (!preset && !recipe_given(r, RECIPE_n_embd)) c.n_embd = sizes[i].channels;
         if (!preset && !recipe_given(r, RECIPE_positions)) c.positions = TOST_POSITIONS_NONE;
         if (!preset && !recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % HEAD == 0 ? c.n_embd / HEAD : 1;
-        const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(unique)), loss = plan_loss(&c, D, unique);
-        const bool large = best < INFINITY && layer_weights(&c) > WEIGHTS_PER_TOKEN * unique;
+        const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(unique));
+        const double loss = plan_loss(&c, D * scale, unique * scale);
+        const bool large = best < INFINITY && layer_weights(&c) > most_weights;
         if (c.n_embd % c.n_head != 0 || large || !(loss < best)) continue;
         best = loss;
         tokens = D;
@@ -85,7 +86,7 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     // From 3 epochs on, weights decay to 1/e, at the peak rate, in 1/1.75 of the text (arXiv 2405.13698); up to one
     // epoch, in 1/0.58 of the run. The limit 0.25 / lr: a step removes at most all of a bigram, which decays 4 times.
     const double over = tokens < unique ? 3 * tokens : fmax(unique, 3 * unique * unique / tokens);
-    set(r, RECIPE_weight_decay, fmin(1.75 * (double)r->total_batch / (r->lr * over), fmin(1, 0.25 / r->lr)));
+    set(r, RECIPE_weight_decay, fmin(1.75 * (double)r->total_batch / (r->lr * over), 0.25 / r->lr));
     if (r->optimizer == TOST_MUON) {
         set(r, RECIPE_momentum, 0.9);
         set(r, RECIPE_beta1, 0.6);   // of embeddings and vectors
@@ -155,7 +156,6 @@ enum { VALIDATIONS = 7 };                      // before step 1, five times, and
 static const double END_SECONDS = 0.5;         // reserved for the last save and sample
 static const double VALIDATION_COST = 0.4;     // time to validate a token / time to train on it
 static const double TIMING_SHARE = 0.01;       // of the time, for timing steps of a model
-static const double LAW_TOKENS = 2.5e5;        // below, the expected loss was not measured
 static const double FIRST_SPEED = 2e9;         // plan_cost per second, a guess for the first model that is timed
 
 static double seconds_left(const Run* r) { return r->args->run_for - (now_seconds() - r->progress.began); }
@@ -301,7 +301,7 @@ bool run_plan(Run* r, TostError* err) {
     recipe->keep_best |= r->val && recipe->save_every > 0;
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;
     const bool known = !r->args->init && recipe->optimizer == TOST_MUON && recipe->config.conv && recipe->config.memory
-                       && recipe->config.bigrams && r->data->n == 1 && tokens > LAW_TOKENS;
+                       && recipe->config.bigrams && r->data->n == 1 && tokens > 1e6;   // below, up to 15 % too high
     const double loss = known ? plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens, unique) : 0;
     report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss);
     return true;

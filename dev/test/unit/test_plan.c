@@ -93,7 +93,7 @@ static void test_steps(Checks* c) {
         const Schedule s = schedule_of(&r);
         check(c, r.steps == (int64_t)most && r.warmup < r.steps && schedule_decay_start(s) >= r.warmup,
               "%g steps: %d, %d of warm-up", most, (int)r.steps, (int)r.warmup);
-        check(c, r.weight_decay == 1 || fabs(3 * r.lr * r.weight_decay * (double)r.steps - 1.75) < 1e-9,
+        check(c, 4 * r.lr * r.weight_decay == 1 || fabs(3 * r.lr * r.weight_decay * (double)r.steps - 1.75) < 1e-9,
               "%g steps of a long text: weight decay %g", most, r.weight_decay);
         check(c, r.lr > 0 && r.lr < 0.1 && r.val_every > 0 && r.val_every <= r.steps && r.val_windows > 0,
               "%g steps: lr %g, validation every %d", most, r.lr, (int)r.val_every);
@@ -106,9 +106,9 @@ static void test_steps(Checks* c) {
         r.total_batch = 512;
         plan_steps(&r, 1e9, unique);
         const double epochs = (double)(r.steps * r.total_batch) / unique;
-        check(c, epochs > before && epochs < 50, "a text of %g tokens is read %g times", unique, epochs);
+        check(c, epochs >= before && epochs > 4 && epochs < 50, "a text of %g tokens is read %g times", unique, epochs);
         const double decay = 1 - pow(1 - r.lr * r.weight_decay, unique / (double)r.total_batch / 1.75);
-        check(c, (unique < 1e5 && r.weight_decay == 1) || fabs(decay - 0.632) < 0.02,
+        check(c, unique < 2e4 || fabs(decay - 0.632) < 0.02,
               "in 1/1.75 of %g tokens, the decay %g removes %g of the weights", unique, r.weight_decay, decay);
         before = epochs;
     }
