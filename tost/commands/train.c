@@ -1,7 +1,7 @@
-// train.c: the command train: trains a model or continues a run with run/run.h. With --text, runs vocab and tokenize
-// first.
+// train.c: the command train: trains or continues a run with run/run.h; with --text, after vocab and tokenize.
 #include <unistd.h>
 
+#include "base/openmp.h"
 #include "base/signals.h"
 #include "commands/commands.h"
 #include "run/plan.h"
@@ -20,7 +20,8 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
     if (o.init && !o.tokenizer) tokenizer_beside(&vocab, r->weights.text);
     else if (!o.tokenizer && !(o.resume_auto && path_exists(vocab.text))) {   // a killed start may have learned it
         const bool given = recipe_given(&r->recipe, RECIPE_vocab_size);
-        o.size = given ? r->recipe.config.vocab_size : plan_vocabulary(bytes);
+        const double cores = r->engine->usable_memory ? INFINITY : comm_size(r->comm) * threads_max();   // a GPU: many
+        o.size = given ? r->recipe.config.vocab_size : plan_vocabulary(bytes, cores * o.run_for);
         o.out = vocab.text;
         status = command_vocab(&o);
     }
@@ -33,8 +34,7 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
     return status;
 }
 
-// Removes the shards of a run that did not start and, if it learned one, the vocabulary, so that the same command can
-// be given again.
+// Removes the shards of a run that did not start and the vocabulary that it learned: the command can be given again.
 static void remove_shards(const Run* r, bool tokenizer) {
     static const char* const names[] = {"text_train_*.bin", "text_val_*.bin", ("text_" TOKENIZER_FILE)};
     for (size_t i = 0; i < countof(names) - !tokenizer; i++) {

@@ -36,9 +36,9 @@ static double most_tokens(double unique) { return 5 * unique * fmax(1, pow(uniqu
 
 static const double LONG_RUN = 8e6;   // from so many tokens on, larger steps and a higher learning rate were better
 
-int plan_vocabulary(double bytes) {
-    const int size = (int)(2048 * pow(bytes / 1e6, 0.55)) / 64 * 64;
-    return size < 320 ? 320 : size < 8192 ? size : 8192;   // of 1,024 to 16,384, 8,192 was best for 55 MB
+int plan_vocabulary(double bytes, double seconds) {
+    const double size = fmin(fmin(2048 * pow(bytes / 1e6, 0.55), 5000 * pow(seconds / 120, 0.35)), 8192);
+    return (int)fmax(size, 320) / 64 * 64;
 }
 
 static void set(TostRecipe* r, RecipeRow row, double value) {

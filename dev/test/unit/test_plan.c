@@ -134,13 +134,15 @@ static void test_new_steps(Checks* c) {
     }
 }
 
-// Between the sizes that the program can learn, more for more text
+// Between the sizes that the program can learn, more for more text and time
 static void test_vocabulary(Checks* c) {
     for (double bytes = 1, before = 0; bytes < 1e13; bytes *= 10) {
-        const int size = plan_vocabulary(bytes);
-        check(c, size >= before && size > 257 && size <= 65536, "%g bytes: a vocabulary of %d", bytes, size);
+        const int size = plan_vocabulary(bytes, INFINITY);
+        check(c, size >= before && size > 257 && size <= 8192, "%g bytes: a vocabulary of %d", bytes, size);
+        check(c, plan_vocabulary(bytes, 1) <= plan_vocabulary(bytes, 60), "%g bytes, more seconds", bytes);
         before = size;
     }
+    check(c, plan_vocabulary(1e9, 60) < 4096 && plan_vocabulary(1e9, 1e4) == 8192, "a short and a long run");
 }
 
 // ---- The counting model ---------------------------------------------------------------------------------------------
