@@ -37,7 +37,7 @@ static double most_tokens(double unique) { return 5 * unique * fmax(1, pow(uniqu
 static const double LONG_RUN = 8e6;   // from so many tokens on, larger steps and a higher learning rate were better
 
 int plan_vocabulary(double bytes, double seconds) {
-    const double size = fmin(fmin(2048 * pow(bytes / 1e6, 0.55), 5000 * pow(seconds / 120, 0.35)), 8192);
+    const double size = fmin(fmin(2048 * pow(bytes / 1e6, 0.55), 5000 * sqrt(seconds / 120)), 8192);
     return (int)fmax(size, 320) / 64 * 64;
 }
 
