@@ -1103,9 +1103,8 @@ static void cpu_train_backward(TostModel* model, int after, int before, TostEnd 
 // One AdamW step, number s, with decoupled weight decay wd:
 //   g = clip · gradient,   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²
 //   p = p (1 - lr wd) - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
-// in_bf16: the copy of p in bf16, or NULL
-static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict m, float* restrict v,
-                  const float* restrict grad, size_t n, double weight_decay, const TostUpdate* update) {
+static void adamw(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad, size_t n,
+                  double weight_decay, const TostUpdate* update) {
     const float keep = (float)(1.0 - update->lr * weight_decay), clip = (float)update->clip;
     const float b1 = (float)update->beta1, c1 = (float)(1.0 - update->beta1);
     const float b2 = (float)update->beta2, c2 = (float)(1.0 - update->beta2);
@@ -1117,7 +1116,6 @@ static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict
         m[i] = b1 * m[i] + c1 * g;
         v[i] = b2 * v[i] + c2 * g * g;
         p[i] = p[i] * keep - rate * m[i] / (sqrtf(v[i]) * root + eps);
-        if (in_bf16) in_bf16[i] = bf16_from_float(p[i]);
     }
 }
 
@@ -1167,11 +1165,10 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
 }
 
 // ---------------------------------------------------------------------------------------------
-// The update. exchange_update calls update_owned for each part of a tensor that this rank owns, then sends these
-// parts of one flat array to the other ranks. With AdamW alone, it is the array of parameters. Muon needs whole
-// matrices, so with Muon it is the array of gradients, which are not needed any more: update_owned puts u there and,
-// with several ranks, the new parameters of the other tensors, so that they travel with it. Then update_whole, on every
-// rank, orthogonalizes and applies u, or copies the new parameters.
+// The update. exchange_update calls update_owned for each part of a tensor that this rank owns, then sends these parts
+// of one flat array to the other ranks: with AdamW alone, of the parameters. Muon needs whole matrices, so with Muon
+// it is the array of gradients: update_owned puts u there and, with several ranks, the new parameters of the other
+// tensors. Then update_whole, on every rank, orthogonalizes and applies u, or copies the new parameters.
 
 static double decay_of(const TostTensor* t, const TostUpdate* update) {
     return tost_decay_factors[t->decay] * update->weight_decay;
@@ -1185,8 +1182,7 @@ static void update_owned(TostModel* model, const TostUpdate* update, const Owned
         muon_momentum(grad, m, own->size, update);
         return;
     }
-    adamw(p, model->params_bf16 ? model->params_bf16 + own->flat_offset : NULL, m, model->array[TOST_V] + own->v_offset,
-          grad, own->size, decay_of(own->tensor, update), update);
+    adamw(p, m, model->array[TOST_V] + own->v_offset, grad, own->size, decay_of(own->tensor, update), update);
     if (model->options.optimizer == TOST_MUON && model->exchange.ranks > 1) memcpy(grad, p, own->size * sizeof *p);
 }
 
@@ -1202,14 +1198,22 @@ static void update_whole(TostModel* model, const TostUpdate* update, const TostT
     } else if (model->exchange.ranks > 1) memcpy(p, received, t->size * sizeof *p);
 }
 
+// Copies a tensor of parameters to params_bf16, which the products read. No product reads the table of bigrams.
+static void copy_in_bf16(TostModel* model, const TostTensor* t) {
+    if (!model->params_bf16 || t->row == TOST_ROW_bigram) return;
+    const float* p = model->array[TOST_PARAM] + t->offset;
+    uint16_t* copy = model->params_bf16 + t->offset;
+    #pragma omp parallel for simd schedule(static) if (t->size > 1 << 14)
+    for (size_t i = 0; i < t->size; i++) copy[i] = bf16_from_float(p[i]);
+}
+
 static void cpu_update(TostModel* model, const TostUpdate* update) {
     const bool muon = model->options.optimizer == TOST_MUON;
-    Exchange* x = &model->exchange;
-    float* params = model->array[TOST_PARAM];
-    exchange_update(x, muon ? model->array[TOST_GRAD] : params, update_owned, model, update);
-    for (int i = 0; muon && i < model->tensors.count; i++) update_whole(model, update, &model->tensors.tensor[i]);
-    if (model->params_bf16 && (muon || x->ranks > 1))   // adamw sets only those of this rank
-        bf16_from_floats(model->params_bf16, params, model->tensors.flat_size);
+    exchange_update(&model->exchange, model->array[muon ? TOST_GRAD : TOST_PARAM], update_owned, model, update);
+    for (int i = 0; i < model->tensors.count; i++) {
+        if (muon) update_whole(model, update, &model->tensors.tensor[i]);
+        copy_in_bf16(model, &model->tensors.tensor[i]);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1355,7 +1359,7 @@ static double cpu_grad_norm(TostModel* model) { return exchange_norm(&model->exc
 static void cpu_put(TostModel* model, TostArray array, const TostTensor* t, const float* src) {
     if (array == TOST_PARAM || array == TOST_GRAD) memcpy(model->array[array] + t->offset, src, t->size * sizeof *src);
     else exchange_put(&model->exchange, array, model->array[array], t, src);
-    if (array == TOST_PARAM && model->params_bf16) bf16_from_floats(model->params_bf16 + t->offset, src, t->size);
+    if (array == TOST_PARAM) copy_in_bf16(model, t);
 }
 
 // The ranks own parts of m and v, and after a step's last backward also of the summed gradients.

@@ -26,7 +26,3 @@ static inline uint16_t bf16_from_float(float x) {
     union { float f; uint32_t u; } bits = {.f = x};
     return (uint16_t)((x == x ? BF16_ROUND(bits.u) : bits.u | 0x400000) >> 16);
 }
-
-static inline void bf16_from_floats(uint16_t* out, const float* x, size_t n) {
-    for (size_t i = 0; i < n; i++) out[i] = bf16_from_float(x[i]);
-}

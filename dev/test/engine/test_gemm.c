@@ -28,7 +28,7 @@ static Matrix operand(uint16_t** memory, const float* x, size_t n, bool in_bf16)
     if (!in_bf16) return f32(x);
     *memory = xmalloc((n + 2) * sizeof **memory);
     uint16_t* rounded = *memory + (uintptr_t)x / sizeof *x % 2;
-    bf16_from_floats(rounded, x, n);
+    for (size_t i = 0; i < n; i++) rounded[i] = bf16_from_float(x[i]);
     return (Matrix){NULL, rounded};
 }
 

@@ -39,10 +39,8 @@ static void run_muon_momentum(Arrays a, int n) {
 }
 static void run_adamw(Arrays a, int n) {
     const TostUpdate update = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip = 0.7, .step = 3};
-    uint16_t in_bf16[LENGTH];
     for (int i = 0; i < n; i++) a.x[2][i] = fabsf(a.x[2][i]);   // v
-    adamw(a.x[0], in_bf16, a.x[1], a.x[2], a.x[3], n, 0.1, &update);
-    for (int i = 0; i < n; i++) a.x[4][i] = bf16_to_float(in_bf16[i]);
+    adamw(a.x[0], a.x[1], a.x[2], a.x[3], n, 0.1, &update);
 }
 static void run_conv_forward(Arrays a, int n) {   // of one token: x[1] to x[4] are the weights, x[5] is the input
     float weight[4 * LENGTH], before[3 * LENGTH];
