@@ -261,12 +261,12 @@ static double multiple_at(Run* r, double tokens) {
 }
 
 // How hard the text is to predict, as a multiple of the loss on that of plan_loss. For more than MOST different tokens,
-// extrapolates the change between MOST / 4 and MOST. 0: unknown, without validation data
+// extrapolates half of the change between MOST / 4 and MOST. 0: unknown, without validation data
 static double difficulty(Run* r, double tokens, double unique) {
     static const double MOST = 1 << 22;
     const double multiple = r->val ? multiple_at(r, fmin(tokens, MOST)) : 0, different = fmin(tokens, unique);
     if (different <= MOST || multiple == 0) return multiple;
-    return multiple * pow(multiple / multiple_at(r, MOST / 4), log2(different / MOST) / 2);
+    return multiple * pow(multiple / multiple_at(r, MOST / 4), log2(different / MOST) / 4);
 }
 
 static double unique_tokens(const Run* r) {
