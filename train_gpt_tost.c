@@ -786,7 +786,7 @@ struct TostModel {
     TostTensors       tensors;
     float*            array[TOST_ARRAYS];  // parameters, gradients (tensors.flat_size elements); m and v (of the
                                            // parts that this rank updates)
-    uint16_t*         params_bf16;         // with --dtype bf16: a copy of the parameters; otherwise NULL
+    uint16_t*         params_bf16;         // with --dtype bf16: a copy of all parameters but bigram; otherwise NULL
     LayerActivations* layer;               // (L)
     Buffers           buf;
     void*             arena;               // the one allocation

@@ -21,13 +21,11 @@ double plan_cost(const TostConfig* c) {
     return L * C * (C + 67) + V * (0.043 * C + 5) + 14 * C;
 }
 
-static double layer_weights(const TostConfig* c) { return 10.0 * c->n_layer * c->n_embd * c->n_embd; }
-
 // Repeated tokens count less: U + 15.4 U (1 - exp(-(e - 1) / 15.4)) for e epochs of U tokens (arXiv 2305.16264).
 double plan_loss(const TostConfig* c, double tokens, double unique) {
     const double U = fmin(tokens, unique), repeats = tokens / U - 1;
     const double D = (U + 15.4 * U * (1 - exp(-repeats / 15.4))) / 4e6;
-    const double N = 1e-6 * layer_weights(c);
+    const double N = 1e-5 * c->n_layer * c->n_embd * c->n_embd;   // million weights in the layers
     return 0.255 + 2.588 * pow(N, -0.06) + 0.901 * pow(D, -0.34) * pow(N, 0.06);
 }
 
@@ -51,7 +49,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         {1, 128}, {2, 128}, {3, 128}, {2, 192}, {3, 192}, {2, 256}, {3, 256}, {3, 320}, {3, 384}, {4, 384},
         {4, 448}, {4, 512}, {6, 512}, {6, 640}, {8, 640}, {8, 768}, {8, 1024}};
     enum { HEAD = 64, SHORT = 75000 };   // channels of a head; tokens
-    const double scale = fmax(1, SHORT / unique), most_weights = fmax(30 * unique, 2e6);
+    const double scale = fmax(1, SHORT / unique), most_weights = fmax(15 * unique, 2e6);
     const bool preset = recipe_given(r, RECIPE_preset);   // gives the sizes
     double best = INFINITY, tokens = 0;
     TostConfig chosen = r->config;
@@ -63,7 +61,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         if (!preset && !recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % HEAD == 0 ? c.n_embd / HEAD : 1;
         const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(unique));
         const double loss = plan_loss(&c, D * scale, unique * scale);
-        const bool large = best < INFINITY && layer_weights(&c) > most_weights;
+        const bool large = best < INFINITY && 10.0 * c.n_layer * c.n_embd * c.n_embd > most_weights;
         if (c.n_embd % c.n_head != 0 || large || !(loss < best)) continue;
         best = loss;
         tokens = D;
@@ -86,7 +84,9 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     // From 3 epochs on, weights decay to 1/e, at the peak rate, in 1/1.75 of the text (arXiv 2405.13698); up to one
     // epoch, in 1/0.58 of the run. The limit 0.25 / lr: a step removes at most all of a bigram, which decays 4 times.
     const double over = tokens < unique ? 3 * tokens : fmax(unique, 3 * unique * unique / tokens);
-    set(r, RECIPE_weight_decay, fmin(1.75 * (double)r->total_batch / (r->lr * over), 0.25 / r->lr));
+    // AdamW alone was not measured with more than 1.
+    const double most_decay = r->optimizer == TOST_MUON ? fmin(0.25 / r->lr, 100) : 1;
+    set(r, RECIPE_weight_decay, fmin(1.75 * (double)r->total_batch / (r->lr * over), most_decay));
     if (r->optimizer == TOST_MUON) {
         set(r, RECIPE_momentum, 0.9);
         set(r, RECIPE_beta1, 0.6);   // of embeddings and vectors
@@ -301,7 +301,7 @@ bool run_plan(Run* r, TostError* err) {
     recipe->keep_best |= r->val && recipe->save_every > 0;
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;
     const bool known = !r->args->init && recipe->optimizer == TOST_MUON && recipe->config.conv && recipe->config.memory
-                       && recipe->config.bigrams && r->data->n == 1 && tokens > 1e6;   // below, up to 15 % too high
+                       && recipe->config.bigrams && r->data->n == 1 && tokens > 1e6;   // below, the loss was lower
     const double loss = known ? plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens, unique) : 0;
     report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss);
     return true;

@@ -6,10 +6,10 @@
 
 // Cost of training on a token, in arbitrary units of time
 double plan_cost(const TostConfig* c);
-// Expected validation loss, in nats per token, on English Wikipedia with a vocabulary of 4,096 after `tokens` tokens, if
-// the text has `unique` ones
+// Expected validation loss, in nats per token, on English Wikipedia with a vocabulary of 4,096 after `tokens` tokens,
+// if the text has `unique` ones
 double plan_loss(const TostConfig* c, double tokens, double unique);
-// The vocabulary for a text of this many bytes and so many seconds of one core; INFINITY: unknown
+// The vocabulary for a text of this many bytes and so many seconds of one core of Zen 5; INFINITY: unknown
 int    plan_vocabulary(double bytes, double seconds);
 // Sets the sizes, the tokens per step, --bigrams and --positions none, unless given, for that time and speed
 // (plan_cost per second). unique: tokens of the text

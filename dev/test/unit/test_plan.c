@@ -51,7 +51,13 @@ static void test_sizes(Checks* c) {
     TostRecipe r = recipe_small();
     plan_sizes(&r, 1e6, 5e9, 3e5);
     const double weights = 10.0 * r.config.n_layer * r.config.n_embd * r.config.n_embd;
-    check(c, weights > 2e6 && weights <= 30 * 3e5, "a short text: %g weights in the layers", weights);
+    check(c, weights > 2e6 && weights <= 15 * 3e5, "a short text: %g weights in the layers", weights);
+    for (double unique = 1e3; unique < 1e5; unique *= 8) {
+        TostRecipe tiny = recipe_small();
+        plan_sizes(&tiny, 1e6, 5e9, unique);
+        check(c, tiny.config.n_layer == 3 && tiny.config.n_embd == 256, "%g tokens: %d × %d", unique,
+              tiny.config.n_layer, tiny.config.n_embd);
+    }
     TostRecipe heads = recipe_small();   // do not fit the smallest size
     heads.config.n_head = 3;
     heads.given = (uint64_t)1 << RECIPE_n_head;
@@ -93,10 +99,20 @@ static void test_steps(Checks* c) {
         const Schedule s = schedule_of(&r);
         check(c, r.steps == (int64_t)most && r.warmup < r.steps && schedule_decay_start(s) >= r.warmup,
               "%g steps: %d, %d of warm-up", most, (int)r.steps, (int)r.warmup);
-        check(c, 4 * r.lr * r.weight_decay == 1 || fabs(3 * r.lr * r.weight_decay * (double)r.steps - 1.75) < 1e-9,
+        const double decay = r.lr * r.weight_decay;
+        check(c, fabs(4 * decay - 1) < 1e-9 || fabs(3 * decay * (double)r.steps - 1.75) < 1e-9,
               "%g steps of a long text: weight decay %g", most, r.weight_decay);
         check(c, r.lr > 0 && r.lr < 0.1 && r.val_every > 0 && r.val_every <= r.steps && r.val_windows > 0,
               "%g steps: lr %g, validation every %d", most, r.lr, (int)r.val_every);
+    }
+    for (int i = 0; i < 8; i++) {   // the weight decay of a short text is one that --weight-decay accepts
+        TostRecipe r = recipe_small();
+        r.optimizer = i % 2 ? TOST_MUON : TOST_ADAMW;
+        r.lr = i < 2 ? 0 : pow(10, -i / 2);
+        r.given = (uint64_t)1 << RECIPE_lr;
+        plan_steps(&r, 1e9, 5000);
+        check(c, r.weight_decay <= (i % 2 ? 100 : 1) && r.lr * r.weight_decay <= 0.25, "lr %g: weight decay %g", r.lr,
+              r.weight_decay);
     }
     TostRecipe twice = recipe_small();
     plan_steps(&twice, 200, 100 * (double)twice.total_batch);
