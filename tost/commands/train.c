@@ -20,8 +20,8 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
     if (o.init && !o.tokenizer) tokenizer_beside(&vocab, r->weights.text);
     else if (!o.tokenizer && !(o.resume_auto && path_exists(vocab.text))) {   // a killed start may have learned it
         const bool given = recipe_given(&r->recipe, RECIPE_vocab_size);
-        const double cores = r->engine->usable_memory ? INFINITY : comm_size(r->comm) * threads_max();   // a GPU: many
-        o.size = given ? r->recipe.config.vocab_size : plan_vocabulary(bytes, cores * o.run_for);
+        const double seconds = r->engine->usable_memory ? INFINITY : o.run_for * comm_size(r->comm) * threads_max();
+        o.size = given ? r->recipe.config.vocab_size : plan_vocabulary(bytes, seconds);
         o.out = vocab.text;
         status = command_vocab(&o);
     }

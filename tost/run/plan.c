@@ -21,11 +21,13 @@ double plan_cost(const TostConfig* c) {
     return L * C * (C + 67) + V * (0.043 * C + 5) + 14 * C;
 }
 
+static double layer_weights(const TostConfig* c) { return 10.0 * c->n_layer * c->n_embd * c->n_embd; }
+
 // Repeated tokens count less: U + 15.4 U (1 - exp(-(e - 1) / 15.4)) for e epochs of U tokens (arXiv 2305.16264).
 double plan_loss(const TostConfig* c, double tokens, double unique) {
     const double U = fmin(tokens, unique), repeats = tokens / U - 1;
     const double D = (U + 15.4 * U * (1 - exp(-repeats / 15.4))) / 4e6;
-    const double N = 1e-5 * c->n_layer * c->n_embd * c->n_embd;   // million weights in the layers
+    const double N = 1e-6 * layer_weights(c);
     return 0.255 + 2.588 * pow(N, -0.06) + 0.901 * pow(D, -0.34) * pow(N, 0.06);
 }
 
@@ -43,7 +45,8 @@ static void set(TostRecipe* r, RecipeRow row, double value) {
     if (!recipe_given(r, row)) setting_set(r, &recipe_table[row], value);
 }
 
-// Tries a list of sizes, measured up to 3 × 320. The law gives short texts too small a model: they count as SHORT.
+// Tries a list of sizes, of which those up to 3 × 320 were measured. For fewer than SHORT tokens of text, for which the
+// law gives too small a model, it takes the size for SHORT tokens.
 void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     static const struct { int layers, channels; } sizes[] = {
         {1, 128}, {2, 128}, {3, 128}, {2, 192}, {3, 192}, {2, 256}, {3, 256}, {3, 320}, {3, 384}, {4, 384},
@@ -61,7 +64,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         if (!preset && !recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % HEAD == 0 ? c.n_embd / HEAD : 1;
         const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(unique));
         const double loss = plan_loss(&c, D * scale, unique * scale);
-        const bool large = best < INFINITY && 10.0 * c.n_layer * c.n_embd * c.n_embd > most_weights;
+        const bool large = best < INFINITY && layer_weights(&c) > most_weights;
         if (c.n_embd % c.n_head != 0 || large || !(loss < best)) continue;
         best = loss;
         tokens = D;
@@ -84,8 +87,7 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     // From 3 epochs on, weights decay to 1/e, at the peak rate, in 1/1.75 of the text (arXiv 2405.13698); up to one
     // epoch, in 1/0.58 of the run. The limit 0.25 / lr: a step removes at most all of a bigram, which decays 4 times.
     const double over = tokens < unique ? 3 * tokens : fmax(unique, 3 * unique * unique / tokens);
-    // AdamW alone was not measured with more than 1.
-    const double most_decay = r->optimizer == TOST_MUON ? fmin(0.25 / r->lr, 100) : 1;
+    const double most_decay = r->optimizer == TOST_MUON ? fmin(0.25 / r->lr, 100) : 1;   // AdamW: more was worse
     set(r, RECIPE_weight_decay, fmin(1.75 * (double)r->total_batch / (r->lr * over), most_decay));
     if (r->optimizer == TOST_MUON) {
         set(r, RECIPE_momentum, 0.9);
@@ -269,16 +271,10 @@ static double difficulty(Run* r, double tokens, double unique) {
     return multiple * pow(multiple / multiple_at(r, MOST / 4), log2(different / MOST) / 4);
 }
 
-static double unique_tokens(const Run* r) {
-    double n = 0;
-    for (int k = 0; k < r->data->n; k++) n += (double)stream_tokens(&r->data->source[k].stream);
-    return n;
-}
-
 bool run_plan(Run* r, TostError* err) {
     TostRecipe* recipe = &r->recipe;
     if (!r->args->run_for) return true;
-    const double unique = unique_tokens(r);
+    const double unique = (double)recipe->data_tokens;
     if (r->args->init)   // keep the rate that find_fresh chose; a stronger decay would erase the old weights
         recipe->given |= (uint64_t)1 << RECIPE_lr | (uint64_t)1 << RECIPE_weight_decay;
     double left = seconds_left(r);
@@ -301,7 +297,7 @@ bool run_plan(Run* r, TostError* err) {
     recipe->keep_best |= r->val && recipe->save_every > 0;
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;
     const bool known = !r->args->init && recipe->optimizer == TOST_MUON && recipe->config.conv && recipe->config.memory
-                       && recipe->config.bigrams && r->data->n == 1 && tokens > 1e6;   // below, the loss was lower
+                       && recipe->config.bigrams && r->data->n == 1 && tokens > 1e6;   // with fewer, it is too high
     const double loss = known ? plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens, unique) : 0;
     report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss);
     return true;
@@ -333,7 +329,7 @@ void run_adjust_steps(Run* r) {
     r->timed_step = step;
     if (step == from || !can_follow) return;
     const double each = (now - before) / (double)(step - from), left = seconds_left(r) - END_SECONDS;
-    const double most = most_tokens(unique_tokens(r)) / (double)recipe->total_batch;
+    const double most = most_tokens((double)recipe->data_tokens) / (double)recipe->total_batch;
     double steps = (double)recipe->steps;
     if (fabs(left - each * (steps - (double)step)) > TOLERANCE * r->args->run_for)
         steps = floor(fmin((double)step + fmax(left / each, 1), fmax(most, steps)));

@@ -36,9 +36,6 @@ static bool find_resumed(Run* r, TostError* err) {
                           out);
     if (!open_weights(&r->info, r, err)) return false;
     r->saved_step = r->info.step;
-    if (!checkpoint_exists(out, r->info.step))
-        return tost_error(err, "%s is the checkpoint of step %lld: name its folder %s", weights,
-                          (long long)r->info.step, checkpoint_name(out, r->info.step).text);
     if (r->info.options.count == 0)
         return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
                           "from its weights", weights, weights);

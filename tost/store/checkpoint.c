@@ -141,7 +141,12 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
     *info = (CheckpointInfo){0};
     *model_file = (StFile){0};
     if (!find_model(&file, path, err) || !st_open(model_file, file.text, err)) return false;
-    if (read_info(info, model_file, err)) return true;
+    // A folder that was renamed would be taken for a newer or older checkpoint of its run.
+    const bool newest = is_dir(path) && !checkpoint_is_folder(path);
+    if (read_info(info, model_file, err)
+        && (!newest || checkpoint_exists(path, info->step)
+            || tost_error(err, "%s is the checkpoint of step %" PRId64 ": name its folder %s", file.text, info->step,
+                          checkpoint_name(path, info->step).text))) return true;
     checkpoint_info_free(info);
     st_close(model_file);
     return false;
