@@ -7,24 +7,18 @@
 #include "run/plan.h"
 #include "run/run.h"
 
-// Runs vocab, unless a tokenizer is given or --init has one, and tokenize. Returns their exit status.
-static int write_shards(const Run* r, const Path* prefix, const StringList* files, double bytes) {
+// Runs vocab, unless size is 0, and tokenize. Returns their exit status.
+static int write_shards(const Run* r, const Path* prefix, const StringList* files, double bytes, int size) {
     static const double VAL_BYTES = 330e3, MOST_FRAC = 0.1;   // to validate on, at most a tenth of the text
     Path vocab = path_text("%s_" TOKENIZER_FILE, prefix->text);
     Options o = *r->args;
     int status = 0;
-    o.size = 0;
+    o.size = size;
     o.files = files->strings;
     o.n_files = files->count;
     o.recipe.seed = tost_presets[0].seed;   // runs with other seeds validate on the same documents
     if (o.init && !o.tokenizer) tokenizer_beside(&vocab, r->weights.text);
-    else if (!o.tokenizer && !(o.resume_auto && path_exists(vocab.text))) {   // a killed start may have learned it
-        const bool given = recipe_given(&r->recipe, RECIPE_vocab_size);
-        const double seconds = r->engine->usable_memory ? INFINITY : o.run_for * comm_size(r->comm) * threads_max();
-        o.size = given ? r->recipe.config.vocab_size : plan_vocabulary(bytes, seconds);
-        o.out = vocab.text;
-        status = command_vocab(&o);
-    }
+    if (size) o.out = vocab.text, status = command_vocab(&o);
     if (!o.tokenizer) o.tokenizer = vocab.text;
     o.out = (char*)prefix->text;
     o.val_frac = VAL_BYTES / bytes < MOST_FRAC ? VAL_BYTES / bytes : MOST_FRAC;
@@ -63,8 +57,15 @@ static bool read_text(int* status, Run* r, TostError* err) {
     }
     ok = run_agree(r, ok && (!first || run_claim_folder(r, err)), err);
     comm_broadcast(r->comm, &r->out, sizeof r->out, 0);
-    const Path prefix = path_in(r->out.text, "text");
-    if (ok && first) *status = write_shards(r, &prefix, &files, bytes);
+    const Path prefix = path_in(r->out.text, "text"), vocab = path_in(r->out.text, "text_" TOKENIZER_FILE);
+    bool learn = !r->args->init && !r->args->tokenizer;
+    if (r->args->resume_auto && path_exists(vocab.text)) learn = false;   // a killed start has learned it
+    comm_broadcast(r->comm, &learn, sizeof learn, 0);
+    comm_broadcast(r->comm, &bytes, sizeof bytes, 0);
+    int size = learn ? r->recipe.config.vocab_size : 0;
+    if (learn && !recipe_given(&r->recipe, RECIPE_vocab_size)) size = ok ? run_plan_vocabulary(r, bytes, err) : 0;
+    ok = ok && (size > 0 || !learn);
+    if (ok && first) *status = write_shards(r, &prefix, &files, bytes, size);
     comm_broadcast(r->comm, status, sizeof *status, 0);
     free_strings(&files);
     add_string(&r->recipe.data, xasprintf("%s_train_*.bin", prefix.text));

@@ -36,8 +36,8 @@ static double most_tokens(double unique) { return 5 * unique * fmax(1, pow(uniqu
 
 static const double LONG_RUN = 8e6;   // from so many tokens on, larger steps and a higher learning rate were better
 
-int plan_vocabulary(double bytes, double seconds) {
-    const double size = fmin(fmin(2048 * pow(bytes / 1e6, 0.55), 5000 * sqrt(seconds / 120)), 8192);
+int plan_vocabulary(double bytes, double cost) {
+    const double size = fmin(fmin(2048 * pow(bytes / 1e6, 0.55), 5000 * sqrt(cost / 5.8e11)), 8192);
     return (int)fmax(size, 320) / 64 * 64;
 }
 
@@ -159,6 +159,7 @@ static const double END_SECONDS = 0.5;         // reserved for the last save and
 static const double VALIDATION_COST = 0.4;     // time to validate a token / time to train on it
 static const double TIMING_SHARE = 0.01;       // of the time, for timing steps of a model
 static const double FIRST_SPEED = 2e9;         // plan_cost per second, a guess for the first model that is timed
+static const int    FIRST_VOCABULARY = 4096;   // for the same model, if the text has none yet
 
 static double seconds_left(const Run* r) { return r->args->run_for - (now_seconds() - r->progress.began); }
 
@@ -209,15 +210,15 @@ static double time_step(Run* r, TostError* err) {
     return seconds;
 }
 
-// Sets sizes and tokens per step, and times them, until the measured speed leads to the same ones again. unique: tokens
-// of the text; left: seconds. Returns the seconds of a step; 0: failed, see *err
-static double choose_sizes(Run* r, double unique, double left, TostError* err) {
-    enum { TRIES = 4 };
+// Sets sizes and tokens per step, and times them, until the measured speed leads to the same ones again, or `tries`
+// times. unique: tokens of the text; left: seconds. Returns the seconds of a step; 0: failed, see *err
+static double choose_sizes(Run* r, double unique, double left, int tries, TostError* err) {
     TostRecipe* recipe = &r->recipe;
-    double seconds = 0, speed = FIRST_SPEED;
-    for (int i = 0; i < TRIES; i++) {
+    double seconds = 0;
+    if (r->speed == 0) r->speed = FIRST_SPEED;
+    for (int i = 0; i < tries; i++) {
         const TostRecipe before = *recipe;
-        if (!r->args->init) plan_sizes(recipe, left, speed, unique);
+        if (!r->args->init) plan_sizes(recipe, left, r->speed, unique);
         const bool same = memcmp(&before.config, &recipe->config, sizeof before.config) == 0
                           && before.total_batch == recipe->total_batch;
         if (seconds > 0 && same) break;
@@ -226,9 +227,20 @@ static double choose_sizes(Run* r, double unique, double left, TostError* err) {
         if (!run_agree(r, ok, err)) return 0;
         run_choose_batch(r, TOST_MAX_BATCH);
         if ((seconds = time_step(r, err)) == 0) return 0;
-        speed = plan_cost(&recipe->config) * (double)recipe->total_batch / seconds;
+        r->speed = plan_cost(&recipe->config) * (double)recipe->total_batch / seconds;
     }
     return seconds;
+}
+
+int run_plan_vocabulary(Run* r, double bytes, TostError* err) {
+    static const double TOKEN_BYTES = 3;
+    const TostRecipe before = r->recipe;
+    double left = seconds_left(r);
+    comm_broadcast(r->comm, &left, sizeof left, 0);
+    r->recipe.config.vocab_size = FIRST_VOCABULARY;
+    const bool ok = choose_sizes(r, bytes / TOKEN_BYTES, left, 1, err) > 0;
+    r->recipe = before;
+    return ok ? plan_vocabulary(bytes, left * r->speed) : 0;
 }
 
 // Up to n tokens of a stream, in blocks evenly spread over it. Returns how many; free(*ids)
@@ -282,7 +294,7 @@ bool run_plan(Run* r, TostError* err) {
     if (left <= END_SECONDS)
         return tost_error(err, "--for %g s: no time is left after reading the text: give a longer time",
                           r->args->run_for);
-    const double step = choose_sizes(r, unique, left, err);
+    const double step = choose_sizes(r, unique, left, 4, err);
     if (step == 0) return false;
     double most = (seconds_left(r) - END_SECONDS) / step;
     comm_broadcast(r->comm, &most, sizeof most, 0);

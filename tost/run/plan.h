@@ -9,8 +9,8 @@ double plan_cost(const TostConfig* c);
 // Expected validation loss, in nats per token, on English Wikipedia with a vocabulary of 4,096 after `tokens` tokens,
 // if the text has `unique` ones
 double plan_loss(const TostConfig* c, double tokens, double unique);
-// The vocabulary for a text of this many bytes and a run of this many seconds on one core of Zen 5; INFINITY: on a GPU
-int    plan_vocabulary(double bytes, double seconds);
+// The size of the vocabulary for a text of this many bytes and a run of this cost (plan_cost · tokens)
+int    plan_vocabulary(double bytes, double cost);
 // Sets the sizes, the tokens per step, --bigrams and --positions none, unless given, for that time and speed
 // (plan_cost per second). unique: tokens of the text
 void   plan_sizes(TostRecipe* r, double seconds, double speed, double unique);

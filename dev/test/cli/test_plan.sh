@@ -53,14 +53,18 @@ prints "--text lines.txt --lines --for 2s $given --tokenizer learned.bpe --out m
     "the old run is now in mine.1" "tokenizer  learned.bpe" "$(grep -c make lines.txt) documents"
 prints "--text lines.txt --lines --for 2s $sizes --total-batch 128 --resume auto --out mine" "is finished"
 seq 2000 >lines.txt
-execute tost --text "$dir/lines.txt" --for 2s --seq 32 --val-windows 9 --keep-best --channels 30 --heads 7 --out no
+wrong="--for 2s --seq 32 --val-windows 9 --keep-best --channels 30 --heads 7"
+execute tost --text "$dir/lines.txt" $wrong --vocab-size 300 --out no
 check "7 heads of 30 channels: exit status $status" [ $status -eq 1 ]
 check "one hint: $(cat stderr)" [ "$(grep -c 'give --lines' stderr)" = 1 ]
 check "a run that cannot start leaves no folder: $(ls no 2>/dev/null)" [ ! -e no ]
+execute tost --text "$dir/lines.txt" $wrong --out no
+check "without --vocab-size, before the text is read: $(cat stdout)" [ "$status,$(cat stdout)" = 1, ]
+check "nor does it leave a folder" [ ! -e no ]
 check "the old run has kept its shards" [ -f mine.1/text_train_000000.bin ]
 mkdir own
 cp learned.bpe own/text_vocab.bpe
-execute tost --text "$dir/text.txt" --for 2s --seq 32 --val-windows 9 --channels 30 --heads 7 --resume auto --out own
+execute tost --text "$dir/text.txt" $wrong --resume auto --out own
 check "nor does it remove a vocabulary that was there: $(ls own)" [ "$status,$(ls own)" = 1,text_vocab.bpe ]
 : >own/text_val_000000.bin
 execute tost --text absent.txt --for 2s --out own
