@@ -58,13 +58,11 @@ static bool read_text(int* status, Run* r, TostError* err) {
     ok = run_agree(r, ok && (!first || run_claim_folder(r, err)), err);
     comm_broadcast(r->comm, &r->out, sizeof r->out, 0);
     const Path prefix = path_in(r->out.text, "text"), vocab = path_in(r->out.text, "text_" TOKENIZER_FILE);
-    bool learn = !r->args->init && !r->args->tokenizer;
-    if (r->args->resume_auto && path_exists(vocab.text)) learn = false;   // a killed start has learned it
-    comm_broadcast(r->comm, &learn, sizeof learn, 0);
+    const bool old = r->args->resume_auto && path_exists(vocab.text);   // a killed start has learned it
+    int size = r->args->init || r->args->tokenizer || old ? 0 : r->recipe.config.vocab_size;
+    comm_broadcast(r->comm, &size, sizeof size, 0);
     comm_broadcast(r->comm, &bytes, sizeof bytes, 0);
-    int size = learn ? r->recipe.config.vocab_size : 0;
-    if (learn && !recipe_given(&r->recipe, RECIPE_vocab_size)) size = ok ? run_plan_vocabulary(r, bytes, err) : 0;
-    ok = ok && (size > 0 || !learn);
+    if (ok && size && !recipe_given(&r->recipe, RECIPE_vocab_size)) ok = (size = run_plan_vocabulary(r, bytes, err)) > 0;
     if (ok && first) *status = write_shards(r, &prefix, &files, bytes, size);
     comm_broadcast(r->comm, status, sizeof *status, 0);
     free_strings(&files);

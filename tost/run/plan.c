@@ -159,7 +159,6 @@ static const double END_SECONDS = 0.5;         // reserved for the last save and
 static const double VALIDATION_COST = 0.4;     // time to validate a token / time to train on it
 static const double TIMING_SHARE = 0.01;       // of the time, for timing steps of a model
 static const double FIRST_SPEED = 2e9;         // plan_cost per second, a guess for the first model that is timed
-static const int    FIRST_VOCABULARY = 4096;   // for the same model, if the text has none yet
 
 static double seconds_left(const Run* r) { return r->args->run_for - (now_seconds() - r->progress.began); }
 
@@ -233,14 +232,11 @@ static double choose_sizes(Run* r, double unique, double left, int tries, TostEr
 }
 
 int run_plan_vocabulary(Run* r, double bytes, TostError* err) {
-    static const double TOKEN_BYTES = 3;
     const TostRecipe before = r->recipe;
-    double left = seconds_left(r);
-    comm_broadcast(r->comm, &left, sizeof left, 0);
-    r->recipe.config.vocab_size = FIRST_VOCABULARY;
-    const bool ok = choose_sizes(r, bytes / TOKEN_BYTES, left, 1, err) > 0;
+    r->recipe.config.vocab_size = 4096;   // as in most measurements, with about 3 bytes per token
+    const bool ok = choose_sizes(r, bytes / 3, r->args->run_for, 1, err) > 0;
     r->recipe = before;
-    return ok ? plan_vocabulary(bytes, left * r->speed) : 0;
+    return ok ? plan_vocabulary(bytes, r->args->run_for * r->speed) : 0;
 }
 
 // Up to n tokens of a stream, in blocks evenly spread over it. Returns how many; free(*ids)
