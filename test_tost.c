@@ -310,7 +310,7 @@ static void test_activation(Checks* c, const TostEngine* engine) {
     for (int l = 0; l < L; l++) {
         config.n_layer = l + 1;
         Subject few = subject_of(engine, config, B, T, true, TOST_FP32, 0);
-        subject_copy(&few, &whole, TOST_ADAMW);
+        subject_copy(&few, &whole);
         subject_forward(&few, ids, B, T);
         const struct { const char* name; TostActivation what; int layer; size_t n; } shown[] = {
             {"z", TOST_Z, l, ROWS * C}, {"pi", TOST_PI, l, ROWS * NH}, {"input x", TOST_X, l, ROWS * C},
@@ -337,7 +337,7 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
     Subject temp_0 = subject_of(engine, odd, B, T, true, TOST_FP32, 0),
             uniform = subject_of(engine, config, B, T, true, TOST_FP32, 33);
     int32_t *ids = random_ids(ROWS, odd.vocab_size, 31), *targets = random_ids(ROWS, odd.vocab_size, 32);
-    subject_copy(&temp_0, &uniform, TOST_ADAMW);   // its temp is 0
+    subject_copy(&temp_0, &uniform);   // its temp is 0
     float *want = logits_of(&temp_0, ids, B, T), *got = logits_of(&uniform, ids, B, T);
     check(c, memcmp(got, want, (size_t)ROWS * odd.vocab_size * sizeof *got) == 0,
           "uniform: logits differ from temp = 0");
@@ -404,7 +404,7 @@ static void test_bf16_step(Checks* c, const TostEngine* engine) {
     int32_t* ids = random_ids(B * T, odd.vocab_size, 54);
     double norm;
     train_step(&norm, &s, ids, ids, B, T, a, 1.0);
-    subject_copy(&fresh, &s, TOST_ADAMW);
+    subject_copy(&fresh, &s);
     for (int i = 0; i < s.tensors.count; i++) {
         const TostTensor* t = &s.tensors.tensor[i];
         for (int state = TOST_PARAM; state <= TOST_V; state++) {

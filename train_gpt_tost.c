@@ -761,6 +761,7 @@ static void classify(const Classifier* args) {
     X(gathered,     float,  rows * C)                   /* rows of ln_f: the last ones, or those with targets */ \
     X(gathered_targets, int32_t, rows)                  /* their targets */ \
     X(pairs,        int32_t, bigrams * rows)            /* rows of bigram */ \
+    X(touched,      bool,    bigrams * train * (V + c->bigrams)) /* rows of bigram whose gradient may not be zero */ \
     X(last,         int32_t, bigrams * states * B)      /* the last token of each sequence in each state */ \
     X(states,       float,  states * L * B * state_size(c)) /* or gradients of states */ \
     X(layer_state,  float,  B * state_size(c))          /* of one layer, if the pass does not set a state */ \
@@ -1088,6 +1089,7 @@ static void cpu_train_backward(TostModel* model, int after, int before, TostEnd 
     if (g.bigram) {
         embedding_backward(g.bigram, NULL, buf->dx, chunk->inputs, chunk->first, chunk->B, chunk->T, C);
         embedding_backward(g.bigram, NULL, buf->dx, buf->pairs, chunk->first, chunk->B, chunk->T, C);
+        for (size_t i = 0; i < rows; i++) buf->touched[chunk->inputs[i]] = buf->touched[buf->pairs[i]] = true;
     }
     for (int l = L - 1; l >= 0; l--) {
         layer_backward(model, l, after, before);
@@ -1116,6 +1118,32 @@ static void adamw(float* restrict p, float* restrict m, float* restrict v, const
         m[i] = b1 * m[i] + c1 * g;
         v[i] = b2 * v[i] + c2 * g * g;
         p[i] = p[i] * keep - rate * m[i] / (sqrtf(v[i]) * root + eps);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Row-wise RMSProp, with --optimizer muon for the table of bigrams, of which a step reads few rows. v (rows): one second
+// moment per row; no m, so that a row without a gradient only decays:
+//   v = β2 v + (1-β2) mean(g²),   p = p (1 - lr wd) - lr g / (√(v/(1-β2^s)) + eps)        g and s as for AdamW
+
+// p, grad (rows,C); v (rows); touched (rows): false where grad is zero
+static void rowwise(float* p, float* v, const float* grad, const bool* touched, size_t rows, int C, double weight_decay,
+                    const TostUpdate* update) {
+    const float keep = (float)(1.0 - update->lr * weight_decay), rate = (float)(update->lr * update->clip);
+    const float b2 = (float)update->beta2, c2 = (float)((1.0 - update->beta2) * update->clip * update->clip / C);
+    const float root = (float)(1.0 / sqrt(1.0 - pow(update->beta2, (double)update->step))), eps = (float)update->eps;
+    #pragma omp parallel for schedule(static)
+    for (size_t row = 0; row < rows; row++) {
+        float *p_c = p + row * C, squares = 0;
+        const float* g_c = grad + row * C;
+        v[row] *= b2;
+        if (touched[row]) {
+            #pragma omp simd reduction(+ : squares)
+            for (int c = 0; c < C; c++) squares += g_c[c] * g_c[c];
+            v[row] += c2 * squares;
+            const float scale = rate / (sqrtf(v[row]) * root + eps);
+            for (int c = 0; c < C; c++) p_c[c] = p_c[c] * keep - scale * g_c[c];
+        } else for (int c = 0; c < C; c++) p_c[c] *= keep;
     }
 }
 
@@ -1167,21 +1195,20 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
 // ---------------------------------------------------------------------------------------------
 // The update. exchange_update calls update_owned for each part of a tensor that this rank owns, then sends these parts
 // of one flat array to the other ranks: with AdamW alone, of the parameters. Muon needs whole matrices, so with Muon
-// it is the array of gradients: update_owned puts u there and, with several ranks, the new parameters of the other
-// tensors. Then update_whole, on every rank, orthogonalizes and applies u, or copies the new parameters.
+// it is the array of gradients: update_owned puts u there, leaves the gradient of the table of bigrams and, with several
+// ranks, puts the new parameters of the other tensors there. Then update_whole, on every rank, orthogonalizes and
+// applies u, updates the table, or copies the new parameters.
 
 static double decay_of(const TostTensor* t, const TostUpdate* update) {
     return tost_decay_factors[t->decay] * update->weight_decay;
 }
 
-// own: what this rank owns of a tensor. v has no elements for Muon's matrices.
+// own: what this rank owns of a tensor
 static void update_owned(TostModel* model, const TostUpdate* update, const Owned* own) {
     float *p = model->array[TOST_PARAM] + own->flat_offset, *grad = model->array[TOST_GRAD] + own->flat_offset;
     float* m = model->array[TOST_M] + own->m_offset;
-    if (own->muon) {
-        muon_momentum(grad, m, own->size, update);
-        return;
-    }
+    if (own->optimizer == TOST_MUON) muon_momentum(grad, m, own->size, update);
+    if (own->optimizer != TOST_ADAMW) return;
     adamw(p, m, model->array[TOST_V] + own->v_offset, grad, own->size, decay_of(own->tensor, update), update);
     if (model->options.optimizer == TOST_MUON && model->exchange.ranks > 1) memcpy(grad, p, own->size * sizeof *p);
 }
@@ -1189,8 +1216,11 @@ static void update_owned(TostModel* model, const TostUpdate* update, const Owned
 // The rest of the update with Muon, after the exchange
 static void update_whole(TostModel* model, const TostUpdate* update, const TostTensor* t) {
     float *p = model->array[TOST_PARAM] + t->offset, *received = model->array[TOST_GRAD] + t->offset;
-    if (tost_uses_muon(t, model->options.optimizer)) {
-        const int rows = t->shape[0], columns = t->shape[1];
+    const int rows = t->shape[0], columns = t->shape[1];
+    if (t->optimizer == TOST_ROWWISE)
+        rowwise(p, model->array[TOST_V] + model->exchange.row_v, received, model->buf.touched, (size_t)rows, columns,
+                decay_of(t, update), update);
+    else if (t->optimizer == TOST_MUON) {
         orthogonalize(received, model->buf.muon, rows, columns, model->params_bf16 ? gemm_bf16 : gemm);
         const double longer = rows > columns ? rows : columns;
         combine(p, -update->lr * TOST_MUON_SCALE * sqrt(longer), received, 1.0 - update->lr * decay_of(t, update),
@@ -1347,10 +1377,28 @@ static void cpu_activation(float* dst, TostModel* model, TostActivation what, in
     else memcpy(dst, model->layer[layer].pi, rows * NH * sizeof *dst);
 }
 
+static size_t table_rows(const TostConfig* c) { return c->bigrams ? (size_t)c->vocab_size + c->bigrams : 0; }
+
+static void set_touched(TostModel* model, bool touched) {
+    if (model->config.bigrams) memset(model->buf.touched, touched, table_rows(&model->config));
+}
+
+static void zero(float* x, size_t n) {
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) x[i] = 0.0f;
+}
+
+// Of the table of bigrams, clears only the rows that are touched.
 static void cpu_zero_grad(TostModel* model) {
     float* grad = model->array[TOST_GRAD];
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < model->tensors.flat_size; i++) grad[i] = 0.0f;
+    const size_t size = model->tensors.flat_size, C = model->config.n_embd, rows = table_rows(&model->config);
+    const size_t table = rows ? tost_row_offset(&model->tensors, TOST_ROW_bigram, 0) : size, end = table + rows * C;
+    zero(grad, table);
+    zero(grad + end, size - end);
+    #pragma omp parallel for schedule(static)
+    for (size_t row = 0; row < rows; row++)
+        if (model->buf.touched[row]) memset(grad + table + row * C, 0, C * sizeof *grad);
+    set_touched(model, model->exchange.ranks > 1);   // the other ranks' gradients come with the exchange
     exchange_begin(&model->exchange);
 }
 
@@ -1360,6 +1408,7 @@ static void cpu_put(TostModel* model, TostArray array, const TostTensor* t, cons
     if (array == TOST_PARAM || array == TOST_GRAD) memcpy(model->array[array] + t->offset, src, t->size * sizeof *src);
     else exchange_put(&model->exchange, array, model->array[array], t, src);
     if (array == TOST_PARAM) copy_in_bf16(model, t);
+    if (array == TOST_GRAD) set_touched(model, true);
 }
 
 // The ranks own parts of m and v, and after a step's last backward also of the summed gradients.

@@ -2112,6 +2112,46 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, S* we
 }
 
 // ---------------------------------------------------------------------------------------------
+// Row-wise RMSProp, for the table of bigrams with --optimizer muon; the formulas are in train_gpt_tost.c.
+
+struct RowwiseFactors { float keep, rate, b2, c2, root, eps; };   // c2: (1-β2) clip² / C
+
+// One block per row. Minimum traffic per row: 8C read, 4C written.
+__global__ void rowwise_kernel(float* param, float* variance, const float* grad, int C, RowwiseFactors factors) {
+    SHARED(float, shared, WARP);   // param, grad (rows,C); variance (rows)
+    const size_t row = blockIdx.x;
+    const float before = factors.b2 * variance[row];
+    float squares[1] = {};
+    for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
+        float g[4];
+        load_part<false>(g, grad + row * C + c, C - c);
+        UNROLL for (int j = 0; j < 4; j++) squares[0] += g[j] * g[j];
+    }
+    row_sum(squares, shared);
+    const float v = before + factors.c2 * squares[0];
+    const float scale = factors.rate / (sqrtf(v) * factors.root + factors.eps);
+    for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
+        float p[4], g[4];
+        load_part<false>(p, param + row * C + c, C - c);
+        load_part<false>(g, grad + row * C + c, C - c);
+        UNROLL for (int j = 0; j < 4; j++) p[j] = p[j] * factors.keep - scale * g[j];
+        store_part<false>(param + row * C + c, p, C - c);
+    }
+    if (threadIdx.x == 0) variance[row] = v;
+}
+
+static void rowwise(cudaStream_t stream, float* param, float* variance, const float* grad, int rows, int C,
+                    const TostUpdate* update) {
+    const double decay = update->lr * tost_decay_factors[TOST_DECAY_4] * update->weight_decay;
+    const double clip = update->clip, c2 = 1.0 - update->beta2;
+    const RowwiseFactors factors = {(float)(1.0 - decay), (float)(update->lr * clip), (float)update->beta2,
+                                    (float)(c2 * clip * clip / C),
+                                    (float)(1.0 / sqrt(1.0 - pow(update->beta2, (double)update->step))),
+                                    (float)update->eps};
+    LAUNCH(rowwise_kernel, rows, channel_threads(C), 0, stream, param, variance, grad, C, factors);
+}
+
+// ---------------------------------------------------------------------------------------------
 // Muon: the update of a weight matrix is the orthogonal matrix nearest to its momentum; the formulas are in
 // train_gpt_tost.c. The matrices of a row of the table are orthogonalized for all layers at once.
 
@@ -2212,18 +2252,18 @@ __global__ void muon_update_kernel(float* param, S* weights, const float* x, Muo
 
 // ---------------------------------------------------------------------------------------------
 // The update. For its slices, each rank runs AdamW or, on Muon's matrices, computes u. With Muon, one exchange, in the
-// array of gradients, sends u and the parameters of AdamW to all ranks. Then every rank updates all matrices.
+// array of gradients, sends u, the gradient of the table of bigrams and the parameters of AdamW to all ranks. Then every
+// rank updates all matrices and the table.
 
 template <typename S> static void update_owned(TostModel* model, const TostUpdate* update, const Owned* own) {
     TypedModel<S>* m = static_cast<TypedModel<S>*>(model);
     float *p = m->array[TOST_PARAM] + own->flat_offset, *grad = m->array[TOST_GRAD] + own->flat_offset;
     float* moment = m->array[TOST_M] + own->m_offset;
     const int blocks = div_up(own->size, 4 * 256);
-    if (own->muon) {
+    if (own->optimizer == TOST_MUON)
         LAUNCH(muon_momentum_kernel, blocks, 256, 0, m->stream, grad, moment, own->size, (float)update->momentum,
                (float)(1.0 - update->momentum), (float)update->clip);
-        return;
-    }
+    if (own->optimizer != TOST_ADAMW) return;
     LAUNCH((adamw_kernel<S>), blocks, 256, 0, m->stream, p, moment, m->array[TOST_V] + own->v_offset,
            weights_copy(m, own->flat_offset), grad, m->buf.decays + own->flat_offset / DECAY_GROUP, own->size,
            adamw_factors(update));
@@ -2234,13 +2274,12 @@ template <typename S> static void update_owned(TostModel* model, const TostUpdat
 // Finishes the update of a tensor after the exchange. The call for layer 0 updates a matrix of Muon in all layers.
 template <typename S> static void update_whole(TypedModel<S>* m, const TostUpdate* update, const TostTensor* t) {
     float *p = m->array[TOST_PARAM] + t->offset, *u = m->array[TOST_GRAD] + t->offset;
-    if (!tost_uses_muon(t, m->options.optimizer)) {
-        if (m->exchange.ranks > 1)
-            CUDA_CHECK(cudaMemcpyAsync(p, u, t->size * sizeof *p, cudaMemcpyDeviceToDevice, m->stream));
-        return;
-    }
-    if (t->layer > 0) return;
     const int layers = m->config.n_layer, rows = t->shape[0], columns = t->shape[1];
+    if (t->optimizer == TOST_ROWWISE)
+        rowwise(m->stream, p, m->array[TOST_V] + m->exchange.row_v, u, rows, columns, update);
+    else if (t->optimizer == TOST_ADAMW && m->exchange.ranks > 1)
+        CUDA_CHECK(cudaMemcpyAsync(p, u, t->size * sizeof *p, cudaMemcpyDeviceToDevice, m->stream));
+    if (t->optimizer != TOST_MUON || t->layer > 0) return;
     const MuonMatrices all = {layers, rows, columns, t->size, m->tensors.row_stride[t->row], padded_size(t->size)};
     orthogonalize(&m->mm, m->buf, u, all);
     const double scale = TOST_MUON_SCALE * sqrt(max(rows, columns));

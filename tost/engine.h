@@ -14,9 +14,15 @@
 
 #include "model.h"
 
-// Arrays with an entry per parameter: the parameters, their gradients, and the optimizer's moments m and v (no v for
-// the tensors that Muon updates).
+// Arrays with an entry per parameter: the parameters, their gradients, and the optimizer's moments m and v. Muon has no
+// v, row-wise RMSProp no m, and one v per row.
 typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V, TOST_ARRAYS } TostArray;
+// Elements of tensor t in an array of a run with this --optimizer
+static inline size_t tost_elements(const TostTensor* t, TostArray a, TostOptimizer run) {
+    const TostOptimizer optimizer = tost_optimizer(t, run);
+    if (optimizer == TOST_ROWWISE && a >= TOST_M) return a == TOST_V ? (size_t)t->shape[0] : 0;
+    return optimizer == TOST_MUON && a == TOST_V ? 0 : t->size;
+}
 typedef enum { TOST_Z, TOST_PI, TOST_X } TostActivation;            // of a layer: z, Π, and its input x
 typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
 // What follows a backward pass: another pass of this part; the next part; or nothing, as the step is complete.

@@ -133,7 +133,7 @@ static inline int tost_max_seq(const TostConfig* c) {
     X(fc_b,        LAYER,  "mlp.c_fc.bias",           (4 * C),        ZERO,     NO_DECAY, ADAMW, BIAS) \
     X(fc_proj_w,   LAYER,  "mlp.c_proj.weight",       (C, 4 * C),     RESIDUAL, DECAY,    MUON,  true) \
     X(fc_proj_b,   LAYER,  "mlp.c_proj.bias",         (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
-    X(bigram,      HEAD,   "transformer.bigram.weight", (V + BIGRAMS, C), ZERO,     DECAY_4,  ADAMW, BIGRAMS > 0) \
+    X(bigram,      HEAD,   "transformer.bigram.weight", (V + BIGRAMS, C), ZERO,     DECAY_4,  ROWWISE, BIGRAMS > 0) \
     X(ln_f_w,      HEAD,   "transformer.ln_f.weight", (C),            ONE,      NO_DECAY, ADAMW, true) \
     X(ln_f_b,      HEAD,   "transformer.ln_f.bias",   (C),            ZERO,     NO_DECAY, ADAMW, BIAS)
 
@@ -149,7 +149,7 @@ typedef enum {
 // DECAY_4: 4 times --weight-decay, for a table whose rows are seldom updated: it memorizes text (dev/results/budget.md)
 typedef enum { TOST_NO_DECAY, TOST_DECAY, TOST_DECAY_4 } TostDecay;
 static const double tost_decay_factors[] = {0, 1, 4};
-typedef enum { TOST_ADAMW, TOST_MUON } TostOptimizer;
+typedef enum { TOST_ADAMW, TOST_MUON, TOST_ROWWISE } TostOptimizer;   // ROWWISE: RMSProp with one v per row
 
 #define X(field, place, name, shape, init, decay, optimizer, when) TOST_ROW_##field,
 typedef enum { TOST_PARAMS(X) TOST_ROWS } TostRow;
@@ -165,7 +165,7 @@ typedef struct {
     int       ndim, shape[TOST_MAX_DIMS];
     TostInit  init;
     TostDecay decay;
-    TostOptimizer optimizer;           // with --optimizer muon: see tost_uses_muon
+    TostOptimizer optimizer;           // with --optimizer muon: see tost_optimizer
     size_t    size;                    // elements
     size_t    offset;                  // of the first element in the flat array of all parameters
 } TostTensor;
@@ -181,9 +181,9 @@ typedef struct {
     size_t      row_stride[TOST_ROWS]; // from its tensor in a layer to that in the next; 0 outside layers
 } TostTensors;
 
-// Whether Muon updates tensor t in a run with this --optimizer. Such a tensor has no second moment v.
-static inline bool tost_uses_muon(const TostTensor* t, TostOptimizer run) {
-    return run == TOST_MUON && t->optimizer == TOST_MUON;
+// What updates tensor t in a run with this --optimizer
+static inline TostOptimizer tost_optimizer(const TostTensor* t, TostOptimizer run) {
+    return run == TOST_MUON ? t->optimizer : TOST_ADAMW;
 }
 
 TostTensors tost_tensors(const TostConfig* c);     // requires tost_config_check(c)

@@ -96,8 +96,8 @@ TextLine choice_name(const char* choices, int n);   // the nth name in "a|b|c"; 
       .help = "tokens per step of all ranks, a multiple of batch × seq × parts, accumulated over micro-batches", \
       .unit = "tokens") \
     X(optimizer, "optimizer", CHOICE, "adamw|muon", FIXED, 0, 0, /* in the order of TostOptimizer */ \
-      .help = "muon: for the weights of Linear in the layers, with AdamW for the rest; needs fewer tokens for the " \
-      "same loss. adamw: as published") \
+      .help = "muon: for the weights of Linear in the layers, with row-wise RMSProp for bigrams and AdamW for the " \
+      "rest; needs fewer tokens for the same loss. adamw: as published") \
     X(lr, "lr", REAL, "X", OVERRIDABLE, 0, 100, \
       .help = "peak learning rate; with --init, by default the last of its run or, if that is 0, a tenth of the peak") \
     X(schedule, "schedule", CHOICE, "cosine|wsd|linear|constant", OVERRIDABLE, 0, 0, /* order: ScheduleKind */ \

@@ -13,7 +13,7 @@ hyperparameters. NAME.expect contains, in float64 (ids in int32):
     losses, grad_norms  (steps)         norms before clipping
     after.PARAMETER                     after the last step: AdamW with decoupled weight decay and bias correction at
                                         a constant lr; gradients scaled by min(1, grad_clip/(norm + 1e-6)). With the
-                                        optimizer muon, the weights of Linear by Muon
+                                        optimizer muon, the weights of Linear by Muon and the table of bigrams by Rowwise
     layer0.tssa_in, layer0.tssa_out     (B,T,C) outputs of ln_1 and c_proj in layer 0 at step 1
     layer0.pi                           (B,nh,T) membership in layer 0 at step 1
     layer0.w                            (B,T,C) z: output of the convolution in layer 0 at step 1, if there is one
@@ -40,7 +40,7 @@ if __name__ == "__main__":
 import torch
 from safetensors import safe_open
 
-from tost import CONV_WIDTH, Tost, TostConfig, write_safetensors
+from tost import BIGRAM, CONV_WIDTH, Rowwise, Tost, TostConfig, write_safetensors
 
 # Relative to the tensor's largest value: far above float64 rounding errors, far below the effect of a bug.
 TOLERANCE = 1e-10
@@ -61,9 +61,9 @@ CASES = {
     # convolutions
     "conv": dict(layers=2, heads=3, channels=15, block_size=11, vocab_size=29, conv=CONV_WIDTH, batch=2, seq=9,
                  masked=3, seed=5),
-    # Muon: wide, tall and square matrices; biases and convolutions, which AdamW updates
-    "muon": dict(layers=2, heads=3, channels=15, block_size=11, vocab_size=29, bias=True, conv=CONV_WIDTH, batch=2,
-                 seq=9, seed=6, optimizer="muon", lr=1e-2, momentum=0.9, grad_clip=0.5),
+    # Muon: wide, tall and square matrices; biases and convolutions, which AdamW updates; bigrams
+    "muon": dict(layers=2, heads=3, channels=15, block_size=11, vocab_size=29, bias=True, conv=CONV_WIDTH, bigrams=40,
+                 batch=2, seq=9, seed=10, optimizer="muon", lr=1e-2, momentum=0.9, grad_clip=0.5),
     # memory with convolutions, for more than four times the 32 tokens that CUDA kernels take at once
     "memory": dict(layers=2, heads=3, channels=15, block_size=140, vocab_size=29, conv=CONV_WIDTH, memory=1, batch=1,
                    seq=131, masked=3, seed=7),
@@ -96,10 +96,15 @@ class Muon:
 def make_optimizers(model, name, hyper):
     groups = model.optimizer_groups(hyper["weight_decay"])
     muon = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and name == "muon"]
-    ids = {id(p) for p in muon}
+    table = [p for key, p in model.named_parameters() if key == BIGRAM and name == "muon"]
+    ids = {id(p) for p in muon + table}
     groups = [group | {"params": [p for p in group["params"] if id(p) not in ids]} for group in groups]
-    return [torch.optim.AdamW(groups, lr=hyper["lr"], betas=(hyper["beta1"], hyper["beta2"]), eps=hyper["eps"],
-                              foreach=False), Muon(muon, hyper["lr"], hyper["weight_decay"], hyper["momentum"])]
+    groups = [group for group in groups if group["params"]]
+    optimizers = [torch.optim.AdamW(groups, lr=hyper["lr"], betas=(hyper["beta1"], hyper["beta2"]), eps=hyper["eps"],
+                                    foreach=False), Muon(muon, hyper["lr"], hyper["weight_decay"], hyper["momentum"])]
+    if table:
+        optimizers.append(Rowwise(table, hyper["lr"], hyper["beta2"], hyper["eps"], 4 * hyper["weight_decay"]))
+    return optimizers
 
 
 def randomize(model, generator):

@@ -210,6 +210,25 @@ class Block(nn.Module):
         return x + self.gamma2 * self.mlp(self.ln_2(x))
 
 
+class Rowwise(torch.optim.Optimizer):
+    """Row-wise RMSProp, as in train_gpt_tost.c for the table of bigrams with --optimizer muon. params (rows,C)"""
+
+    def __init__(self, params, lr, beta2, eps, weight_decay):
+        super().__init__(params, {"lr": lr, "beta2": beta2, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            lr, beta2 = group["lr"], group["beta2"]
+            for p in group["params"]:
+                state = self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                v = state.setdefault("v", torch.zeros_like(p[:, :1]))
+                v.lerp_(p.grad.square().mean(1, keepdim=True), 1 - beta2)
+                scale = lr / ((v / (1 - beta2 ** state["step"])).sqrt() + group["eps"])
+                p.mul_(1 - lr * group["weight_decay"]).sub_(scale * p.grad)
+
+
 class Tost(nn.Module):
     """The output head is tied to wte, so the state dict contains each tensor once."""
 

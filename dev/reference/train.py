@@ -91,7 +91,7 @@ from safetensors import SafetensorError, safe_open
 
 from gpt2 import Gpt2
 from shards import Shards
-from tost import Tost, find_model
+from tost import BIGRAM, Rowwise, Tost, find_model
 
 # Of the recall measure: see Trainer.recall
 RARE, RARE_TOKENS, DISTANCES = 3, 20_000_000, (0, 1, 11, 51)
@@ -158,21 +158,26 @@ class Trainer:
         self.forward = torch.compile(self.model, dynamic=False) if args.compile else self.model
 
     def make_optimizers(self):
-        """AdamW, and Muon for self.matrices, the matrices of each weight of a Linear in the layers. torch.optim.Muon
-        iterates in bfloat16; train_gpt_tost does so only with --dtype bf16. A fused projection is split into several
-        matrices, which are views of the weight; step gives each its part of the gradient."""
+        """AdamW, and with --optimizer muon Rowwise for bigrams and Muon for self.matrices, the matrices of each weight
+        of a Linear in the layers. torch.optim.Muon iterates in bfloat16; train_gpt_tost does so only with --dtype bf16.
+        A fused projection is split into several matrices, which are views of the weight; step gives each its part of
+        the gradient."""
         args, groups = self.args, self.model.optimizer_groups(self.args.weight_decay)
         linear = [module.weight for module in self.model.modules() if isinstance(module, torch.nn.Linear)]
         muon = {id(weight) for weight in linear if args.optimizer == "muon"}
+        table = [p for name, p in self.model.named_parameters() if name == BIGRAM and muon]
         self.matrices = [(weight, weight.detach().split(getattr(weight, "matrix_rows", len(weight))))
                          for weight in linear if id(weight) in muon]
         for group in groups:
-            group["params"] = [p for p in group["params"] if id(p) not in muon]
+            group["params"] = [p for p in group["params"] if id(p) not in muon | {id(p) for p in table}]
+        groups = [group for group in groups if group["params"]]
         optimizers = [torch.optim.AdamW(groups, lr=args.lr, betas=(args.beta1, args.beta2), eps=args.eps)]
         if muon:
             parts = [part for _, parts in self.matrices for part in parts]
             optimizers.append(torch.optim.Muon(parts, lr=args.lr, momentum=args.momentum,
                                                weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw"))
+        if table:
+            optimizers.append(Rowwise(table, args.lr, args.beta2, args.eps, 4 * args.weight_decay))
         return optimizers
 
     def predict(self, shards, samples):

@@ -54,38 +54,42 @@ static CommRequest* host_gather(Exchange* x, float* flat, int k) {
 static const ExchangeMemory host_memory = {host_add, host_end_part, host_squares, host_copy, host_copy, host_start,
                                            host_gather, false};
 
-// Finds what this rank owns of each tensor. v is packed in the same order, without the tensors that Muon updates.
-static void find_owned(Exchange* x, const TostTensors* tensors, TostOptimizer optimizer) {
+// Finds what this rank owns of each tensor. m and v are packed in the same order, without the tensors that have none.
+static void find_owned(Exchange* x, const TostTensors* tensors) {
     enum { ALIGN = 32 };   // elements: as in the flat array
     x->owned = xcalloc((size_t)tensors->count + (size_t)x->slices.buckets, sizeof *x->owned);
     for (int k = 0; k < x->slices.buckets; k++) {
         const Range slice = exchange_slice(x, k);
-        const size_t packed = slices_packed(&x->slices, x->rank, k);
         for (int i = 0; i < tensors->count; i++) {
             const TostTensor* t = &tensors->tensor[i];
             const Range own = range_meet(slice, (Range){t->offset, t->offset + t->size});
             if (range_size(own) == 0) continue;
-            const bool muon = tost_uses_muon(t, optimizer);
-            x->owned[x->n_owned++] = (Owned){t, muon, k, range_size(own), own.start, packed + own.start - slice.start,
-                                             x->v_size};
-            if (!muon) x->v_size += (range_size(own) + ALIGN - 1) / ALIGN * ALIGN;
+            const size_t size = (range_size(own) + ALIGN - 1) / ALIGN * ALIGN;
+            const TostOptimizer optimizer = tost_optimizer(t, x->optimizer);
+            x->owned[x->n_owned++] = (Owned){t, optimizer, k, range_size(own), own.start, x->m_size, x->v_size};
+            if (optimizer != TOST_ROWWISE) x->m_size += size;
+            if (optimizer == TOST_ADAMW) x->v_size += size;
         }
     }
+    x->row_v = x->v_size;
+    for (int i = 0; i < tensors->count; i++)
+        if (tost_optimizer(&tensors->tensor[i], x->optimizer) == TOST_ROWWISE)
+            x->v_size += (size_t)tensors->tensor[i].shape[0];
 }
 
 Exchange exchange_new(const TostTensors* tensors, TostOptimizer optimizer, TostComm* comm, int parts) {
     Exchange x = {.memory = &host_memory, .comm = comm, .rank = comm_rank(comm), .ranks = comm_size(comm),
-                  .parts = parts > 1 ? parts : 1, .size = tensors->flat_size};
+                  .parts = parts > 1 ? parts : 1, .optimizer = optimizer, .size = tensors->flat_size};
     x.slices = slices_new(tensors, x.ranks);
     x.gathers = xcalloc((size_t)x.slices.buckets, sizeof *x.gathers);
     x.messages = xcalloc((size_t)x.ranks, sizeof *x.messages);
     x.row = xcalloc((size_t)x.ranks, sizeof *x.row);
-    find_owned(&x, tensors, optimizer);
+    find_owned(&x, tensors);
     return x;
 }
 
 size_t exchange_elements(const Exchange* x, TostArray a) {
-    return a < TOST_M ? x->size : a == TOST_V ? x->v_size : exchange_owned(x);
+    return a < TOST_M ? x->size : a == TOST_V ? x->v_size : x->m_size;
 }
 
 void exchange_layout(Exchange* x, Arena* arena, float* grad) {
@@ -216,7 +220,7 @@ void exchange_update(Exchange* x, float* gathered, OwnedUpdate* update, TostMode
             Owned run = x->owned[i++];
             for (const Owned* next; x->memory->merges && i < x->n_owned; i++) {
                 next = &x->owned[i];
-                if (next->bucket != k || next->muon != run.muon) break;
+                if (next->bucket != k || next->optimizer != run.optimizer) break;
                 run.size = next->flat_offset + next->size - run.flat_offset;
             }
             update(model, a, &run);
@@ -227,8 +231,13 @@ void exchange_update(Exchange* x, float* gathered, OwnedUpdate* update, TostMode
         comm_wait(x->comm, &x->gathers[k]);
 }
 
+static bool is_row_v(const Exchange* x, TostArray a, const TostTensor* t) {
+    return a == TOST_V && tost_optimizer(t, x->optimizer) == TOST_ROWWISE;
+}
+
 void exchange_put(const Exchange* x, TostArray a, float* array, const TostTensor* t, const float* src) {
-    for (const Owned* own = x->owned; own < x->owned + x->n_owned; own++)
+    if (is_row_v(x, a, t)) x->memory->from_host(x, array + x->row_v, src, (size_t)t->shape[0] * sizeof *src);
+    else for (const Owned* own = x->owned; own < x->owned + x->n_owned; own++)
         if (own->tensor->offset == t->offset)
             x->memory->from_host(x, array + start_in(own, a), src + (own->flat_offset - t->offset),
                                  own->size * sizeof *src);
@@ -236,6 +245,10 @@ void exchange_put(const Exchange* x, TostArray a, float* array, const TostTensor
 
 void exchange_collect(float* dst, const Exchange* x, TostArray a, const float* array, const TostTensor* t) {
     const Range tensor = {t->offset, t->offset + t->size};
+    if (is_row_v(x, a, t)) {
+        if (x->rank == 0) x->memory->to_host(x, dst, array + x->row_v, (size_t)t->shape[0] * sizeof *dst);
+        return;
+    }
     float* host = x->rank == 0 ? dst : xmalloc(t->size * sizeof *host);   // other ranks set what they own
     for (const Owned* own = x->owned; own < x->owned + x->n_owned; own++) {
         if (own->tensor->offset != t->offset) continue;

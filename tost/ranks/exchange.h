@@ -29,10 +29,10 @@ typedef struct {
 // What this rank owns of a tensor in a bucket
 typedef struct {
     const TostTensor* tensor;
-    bool   muon;                             // updated by Muon, otherwise by AdamW
+    TostOptimizer optimizer;
     int    bucket;
     size_t size;                             // elements
-    size_t flat_offset, m_offset, v_offset;  // its start in the flat arrays, in m, and in v
+    size_t flat_offset, m_offset, v_offset;  // its start in the flat arrays, in m, and in v, if it has them
 } Owned;
 
 struct Exchange {
@@ -42,7 +42,9 @@ struct Exchange {
     Slices    slices;
     Owned*    owned;                         // (n_owned), in the order of the buckets
     int       n_owned;
-    size_t    v_size;                        // elements of v
+    TostOptimizer optimizer;                 // --optimizer
+    size_t    m_size, v_size;                // elements of m and v
+    size_t    row_v;                         // where v starts that has one element per row: all of it on every rank
     size_t    size;                          // elements of the flat arrays
     float*    grad;
     float*    level[EXCHANGE_LEVELS];        // level[j]: the sum of 2^j parts, if bit j of `part` is set
@@ -62,8 +64,7 @@ Exchange exchange_new(const TostTensors* tensors, TostOptimizer optimizer, TostC
 void     exchange_layout(Exchange* x, Arena* arena, float* grad);   // places the buffers; grad: the flat array
 void     exchange_free(Exchange* x);
 static inline size_t exchange_owned(const Exchange* x) { return slices_packed(&x->slices, x->rank, -1); }
-// Elements of an array on this rank: all of the parameters and gradients; m and v of its slices. Tensors that Muon
-// updates have no v.
+// Elements of an array on this rank: all of the parameters and gradients; m and v of its slices; v per row
 size_t   exchange_elements(const Exchange* x, TostArray a);
 static inline Range  exchange_slice(const Exchange* x, int k) { return slices_of(&x->slices, x->rank, k); }
 
@@ -79,7 +80,7 @@ double   exchange_norm(Exchange* x);
 // memory->merges, one call covers adjacent tensors and the gaps between them, which are zero; own->tensor is the first.
 typedef void OwnedUpdate(TostModel* model, const TostUpdate* a, const Owned* own);
 void     exchange_update(Exchange* x, float* gathered, OwnedUpdate* update, TostModel* model, const TostUpdate* a);
-// Copies what this rank has of a tensor, t->size elements, to an array of its slices. Not collective.
+// Copies what this rank has of a tensor, tost_elements, to an array of its slices. Not collective.
 void     exchange_put(const Exchange* x, TostArray a, float* array, const TostTensor* t, const float* src);
-// Copies one tensor of an array, t->size elements, to dst on rank 0; other ranks may pass NULL.
+// Copies one tensor of an array, tost_elements, to dst on rank 0; other ranks may pass NULL.
 void     exchange_collect(float* dst, const Exchange* x, TostArray a, const float* array, const TostTensor* t);

@@ -48,8 +48,9 @@ static bool check_disk(Run* r, TostError* err) {
     if ((recipe->save_every == 0 && !recipe->keep_best) || statvfs(r->out.text, &fs) != 0 || fs.f_blocks == 0)
         return true;
     for (int i = 0; i < r->tensors.count; i++) {
-        const TostTensor* t = &r->tensors.tensor[i];   // weights, m, v
-        size += 4.0 * (double)t->size * (3 - tost_uses_muon(t, (TostOptimizer)recipe->optimizer));
+        const TostTensor* t = &r->tensors.tensor[i];
+        for (TostArray a = TOST_PARAM; a < TOST_ARRAYS; a++)
+            if (a != TOST_GRAD) size += 4.0 * (double)tost_elements(t, a, (TostOptimizer)recipe->optimizer);
     }
     return size <= (double)fs.f_bavail * (double)fs.f_frsize
         || tost_error(err, "--out %s: %s: a checkpoint needs %s: free more, or give another --out%s", r->out.text,

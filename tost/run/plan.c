@@ -75,7 +75,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     const double unit = (double)r->seq * r->parts, least = tokens < 1.5e5 ? 512 : 1024;
     const double total = tokens > LONG_RUN ? 8192 : fmin(fmax(exp2(round(log2(tokens / 1000))), least), 4096);
     set(r, RECIPE_total_batch, ceil(total / unit) * unit);
-    if (!preset) set(r, RECIPE_bigrams, fmin(16 * (double)r->total_batch, 131072));
+    if (!preset) set(r, RECIPE_bigrams, fmin(64 * (double)r->total_batch, 131072));
 }
 
 void plan_steps(TostRecipe* r, double most, double unique) {

@@ -29,17 +29,17 @@ typedef struct { const char* name; int first, end; } Contents;
 static const Contents model_contents = {MODEL_FILE, TOST_PARAM, TOST_PARAM + 1};
 static const Contents optimizer_contents = {OPTIMIZER_FILE, TOST_M, TOST_V + 1};
 
-// Tensors that Muon updates have no v.
-static bool is_stored(const TostTensors* tensors, int k, TostOptimizer optimizer) {
-    return k / tensors->count != TOST_V || !tost_uses_muon(&tensors->tensor[k % tensors->count], optimizer);
+static size_t stored_size(const TostTensors* tensors, int k, TostOptimizer optimizer) {
+    return tost_elements(&tensors->tensor[k % tensors->count], (TostArray)(k / tensors->count), optimizer);
 }
 
-static StTensor st_tensor(const TostTensors* tensors, int k) {
+static StTensor st_tensor(const TostTensors* tensors, int k, TostOptimizer optimizer) {
     static const char* const prefix[] = {[TOST_PARAM] = "", [TOST_M] = "m.", [TOST_V] = "v."};
     const TostTensor* t = &tensors->tensor[k % tensors->count];
     StTensor x = {.dtype = ST_F32, .ndim = t->ndim};
     snprintf(x.name, sizeof x.name, "%s%s", prefix[k / tensors->count], t->name);
     for (int i = 0; i < t->ndim; i++) x.shape[i] = t->shape[i];
+    if (stored_size(tensors, k, optimizer) < t->size) x.shape[1] = 1;   // one v per row
     return x;
 }
 
@@ -57,8 +57,8 @@ static bool check_tensors(const StFile* f, const TostTensors* tensors, const Con
                           TostOptimizer optimizer, TostError* err) {
     bool ok = true, *known = xcalloc((size_t)f->n_tensors, sizeof *known);
     for (int k = contents->first * tensors->count; ok && k < contents->end * tensors->count; k++) {
-        const StTensor want = st_tensor(tensors, k), *have = st_find(f, want.name);
-        if (!is_stored(tensors, k, optimizer)) continue;
+        const StTensor want = st_tensor(tensors, k, optimizer), *have = st_find(f, want.name);
+        if (stored_size(tensors, k, optimizer) == 0) continue;
         ok = check_tensor(f, have, &want, err);
         if (ok) known[have - f->tensors] = true;
     }
@@ -203,7 +203,7 @@ static bool put_tensor(const CheckpointModel* m, int k, const StFile* f, const S
 static bool load(const CheckpointModel* m, const Contents* contents, const StFile* f, TostError* err) {
     bool ok = true;
     for (int k = contents->first * m->tensors->count; ok && k < contents->end * m->tensors->count; k++) {
-        const StTensor want = st_tensor(m->tensors, k), *have = st_find(f, want.name);
+        const StTensor want = st_tensor(m->tensors, k, m->optimizer), *have = st_find(f, want.name);
         if (have) ok = check_tensor(f, have, &want, err) && put_tensor(m, k, f, have, err);
     }
     return ok;
@@ -245,7 +245,7 @@ static void get_tensor(float* values, const CheckpointModel* m, int k) {
 // Before rank 0 gets an entry, it tells the other ranks its number; -1: the save ends. It also does so for parameters,
 // although the others have nothing to send: each number ends a wait, so the timeout applies to a tensor, not to a file.
 static bool append_tensor(StWriter* w, const CheckpointModel* m, int k, TostError* err) {
-    const size_t size = m->tensors->tensor[k % m->tensors->count].size;
+    const size_t size = stored_size(m->tensors, k, m->optimizer);
     float* values = xmalloc(size * sizeof *values);
     comm_broadcast(m->comm, &k, sizeof k, 0);
     get_tensor(values, m, k);
@@ -268,10 +268,10 @@ static bool write_contents(const char* dir, const Contents* contents, const Chec
     StWriter w;
     int n = 0;
     for (int k = first; k < end; k++)
-        if (is_stored(m->tensors, k, m->optimizer)) declared[n++] = st_tensor(m->tensors, k);
+        if (stored_size(m->tensors, k, m->optimizer) > 0) declared[n++] = st_tensor(m->tensors, k, m->optimizer);
     bool ok = st_begin(&w, path_in(dir, contents->name).text, declared, n, meta, err);
     for (int k = first; ok && k < end; k++)
-        if (is_stored(m->tensors, k, m->optimizer)) ok = append_tensor(&w, m, k, err);
+        if (stored_size(m->tensors, k, m->optimizer) > 0) ok = append_tensor(&w, m, k, err);
     ok = st_end(&w, ok, err);
     free(declared);
     return ok;

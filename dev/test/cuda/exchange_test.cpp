@@ -73,7 +73,7 @@ void train(Results* out, Subject* s, const Setup& u, int rank, int ranks) {
         for (int i = 0; i < s->tensors.count; i++) {
             const TostTensor* t = &s->tensors.tensor[i];
             if (a == TOST_GRAD && u.optimizer == TOST_MUON) continue;   // overwritten
-            if (a == TOST_V && tost_uses_muon(t, u.optimizer)) continue;
+            if (tost_elements(t, (TostArray)a, u.optimizer) == 0) continue;
             s->engine->get(out->array[a] + t->offset, s->model, (TostArray)a, t);
         }
 }

@@ -18,7 +18,7 @@ void require(bool ok, const TostError* err) {
 
 Subject subject_open(const TostEngine* engine, TostConfig config, TostEngineOptions o) {
     TostError err;
-    Subject s = {.engine = engine, .config = config, .tensors = tost_tensors(&config)};
+    Subject s = {.engine = engine, .config = config, .tensors = tost_tensors(&config), .optimizer = o.optimizer};
     require(tost_config_check(&config, &err), &err);
     s.model = engine->create(&config, &o, &err);
     require(s.model != NULL, &err);
@@ -77,12 +77,12 @@ float* subject_array(const Subject* s, TostArray array) {
     return all;
 }
 
-void subject_copy(Subject* to, const Subject* from, TostOptimizer optimizer) {
+void subject_copy(Subject* to, const Subject* from) {
     static const TostArray arrays[] = {TOST_PARAM, TOST_M, TOST_V};
     for (int i = 0; i < to->tensors.count; i++)
         for (int j = 0; j < 3; j++) {
             const TostTensor* t = &to->tensors.tensor[i];
-            if (arrays[j] == TOST_V && tost_uses_muon(t, optimizer)) continue;
+            if (tost_elements(t, arrays[j], to->optimizer) == 0) continue;
             float* x = subject_get(from, arrays[j], subject_tensor(from, t->name));
             to->engine->put(to->model, arrays[j], t, x);
             free(x);
@@ -175,8 +175,10 @@ static void record_logits(Record* r, const char* name, Subject* s, const int32_t
 
 void record_state(Record* r, const Subject* s, TostArray state, ResultKind kind, const char* prefix) {
     for (int i = 0; i < s->tensors.count; i++) {
-        float* x = subject_get(s, state, &s->tensors.tensor[i]);
-        record_floats(r, kind, prefix, s->tensors.tensor[i].name, x, s->tensors.tensor[i].size);
+        const TostTensor* t = &s->tensors.tensor[i];
+        const size_t n = tost_elements(t, state, s->optimizer);
+        float* x = n > 0 ? subject_get(s, state, t) : NULL;
+        if (x) record_floats(r, kind, prefix, t->name, x, n);
         free(x);
     }
 }
@@ -582,7 +584,7 @@ Record mixed_record(const TostEngine* engine, const void* test, TostDtype dtype)
     subject_step(&s, a, 1.0);
     mixed_decode(&r, &s, &k);
     Subject again = subject_of(engine, config, k.B, k.T, true, dtype, 0);
-    subject_copy(&again, &s, TOST_ADAMW);
+    subject_copy(&again, &s);
     subject_free(&s);
     a.step = 2;
     mixed_forwards(&r, &again, &k, true, 1);
@@ -611,7 +613,7 @@ static void muon_steps(Record* r, Subject* s, const Shape* k, int first, int ste
     }
     for (int i = 0; i < s->tensors.count; i++) {
         const TostTensor* t = &s->tensors.tensor[i];
-        if (!tost_uses_muon(t, TOST_MUON)) continue;
+        if (t->optimizer != TOST_MUON) continue;
         float* x = subject_get(s, TOST_PARAM, t);
         for (size_t j = 0; j < t->size; j++) x[j] -= before[t->offset + j];
         record_floats(r, RESULT_GRAD, "change.", t->name, x, t->size);
@@ -629,7 +631,7 @@ static Record muon_record(const TostEngine* engine, const void* test, TostDtype 
     Subject s = subject_open(engine, config, o), again = subject_open(engine, config, o);
     subject_randomize(&s, 7);
     muon_steps(&r, &s, k, 1, k->steps);
-    subject_copy(&again, &s, o.optimizer);
+    subject_copy(&again, &s);
     subject_free(&s);
     muon_steps(&r, &again, k, k->steps + 1, 1);
     record_state(&r, &again, TOST_PARAM, RESULT_PARAM, "after.");
@@ -675,7 +677,7 @@ static void check_low_rank(Checks* c, const TostEngine* engine, TostDtype dtype,
     for (int t = 0; t < s.tensors.count; t++) {
         const TostTensor* tensor = &s.tensors.tensor[t];
         const int rows = tensor->shape[0], columns = tensor->shape[1];
-        if (!tost_uses_muon(tensor, TOST_MUON)) continue;
+        if (tensor->optimizer != TOST_MUON) continue;
         float* g = xcalloc(tensor->size, sizeof *g);
         for (int i = 0; i < rows * columns; i++)
             for (int k = 0; k < rank; k++)
@@ -686,7 +688,7 @@ static void check_low_rank(Checks* c, const TostEngine* engine, TostDtype dtype,
     engine->update(s.model, &update);
     for (int t = 0; t < s.tensors.count; t++) {
         const TostTensor* tensor = &s.tensors.tensor[t];
-        if (!tost_uses_muon(tensor, TOST_MUON)) continue;
+        if (tensor->optimizer != TOST_MUON) continue;
         float* x = subject_get(&s, TOST_PARAM, tensor);
         const double outside = share_outside(x, tensor->shape[0], tensor->shape[1], rank);
         check(c, outside <= 1e-4, "%s, %s, muon: %.1e of the update of %s is outside the space of its gradient of rank "

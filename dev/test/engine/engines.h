@@ -18,6 +18,7 @@ typedef struct {
     TostTensors       tensors;
     TostModel*        model;
     Chunks            chunks;   // of model
+    TostOptimizer     optimizer;
 } Subject;
 
 // Exits if ok is false: a file or memory is missing. Without its closing line the test counts as failed.
@@ -35,7 +36,7 @@ const TostTensor* subject_tensor(const Subject* s, const char* name);   // NULL 
 float* subject_get(const Subject* s, TostArray state, const TostTensor* t);   // free()
 float* subject_array(const Subject* s, TostArray array);   // all tensors at their offsets; free()
 // Copies parameters and moments between models with this optimizer; `to` may have fewer layers.
-void subject_copy(Subject* to, const Subject* from, TostOptimizer optimizer);
+void subject_copy(Subject* to, const Subject* from);
 
 void subject_forward(Subject* s, const int32_t* inputs, int B, int T);
 // Starts n sequences with T tokens each. logits (n,V) or NULL
@@ -189,7 +190,7 @@ static const Shape ragged_shapes[] = {
 // Shapes for Muon: matrices of less than a SLICE_UNIT, in one layer, and of several
 static const Shape muon_shapes[] = {{2, 3, 60, 2 * CUDA_RUN, 29, 1, 0, 2, CUDA_RUN + 1, 3, 1, CONV},
                                     {1, 3, 15, 2 * CUDA_RUN, 29, 0, 0, 3, CUDA_RUN + 1, 3, 1, RANDOM},
-                                    {2, 2, 130, 2 * CUDA_RUN, 29, 0, 0, 3, 2 * CUDA_RUN, 2, 1, RANDOM}};
+                                    {2, 2, 130, 2 * CUDA_RUN, 29, 0, 0, 3, 2 * CUDA_RUN, 2, 1, NO_POSITIONS}};
 
 // A sequence of more than 64 runs: three levels of the scan.
 static const Shape long_shape = {1, 2, 4, 66 * CUDA_RUN + 8, 7, 0, 0, 1, 66 * CUDA_RUN + 5, 1, 2, RANDOM};

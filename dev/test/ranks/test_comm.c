@@ -193,10 +193,10 @@ static double train_step_on(TostModel* m, const Training* t, TostComm* comm, int
     return loss;
 }
 
-// With Muon, the ranks exchange in the array of gradients, and matrices have no v.
+// With Muon, the ranks exchange in the array of gradients.
 static bool has_array(const Training* t, int a, int tensor) {
     const bool muon = t->of->optimizer == TOST_MUON;
-    return !(muon && a == TOST_GRAD) && !(a == TOST_V && tost_uses_muon(&t->tensors.tensor[tensor], t->of->optimizer));
+    return !(muon && a == TOST_GRAD) && tost_elements(&t->tensors.tensor[tensor], (TostArray)a, t->of->optimizer) > 0;
 }
 
 static size_t train_rank(TostComm* comm, void* context) {
