@@ -69,9 +69,9 @@
 // use of earlier ones. Decoding is `forward` over chunks of one token.
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
-// Classifier); the arrays of a model; states; a layer; the model; AdamW; Muon; the update. The rest is what a trainer
-// needs around it: memory, the functions of the engine. tost/model.h has the table of parameters, tost/cpu/gemm.c the
-// matrix product, tost/run/train.c the training loop.
+// Classifier); the arrays of a model; states; a layer; the model; AdamW; row-wise RMSProp; Muon; the update. The rest
+// is what a trainer needs around it: memory, the functions of the engine. tost/model.h has the table of parameters,
+// tost/cpu/gemm.c the matrix product, tost/run/train.c the training loop.
 //
 // To add a layer: write its forward and backward in a section of its own before "The arrays of a model", or, like the
 // convolutions and the memory, in a file of tost/cpu. Add its parameters to TOST_PARAMS (tost/model.h), its activations
@@ -85,7 +85,7 @@
 //     the inputs and outputs of the convolutions
 //     in backward, the gradients of: z, the inputs of Linear, the inputs of the convolutions, the output of c_fc, and
 //     the logits
-// All else is as in float32: residual stream, statistics, softmax, loss, parameter gradients, AdamW, momentum of Muon.
+// All else is as in float32: residual stream, statistics, softmax, loss, parameter gradients, moments.
 //
 // Sizes: B sequences, T tokens of each in the chunk, `first` the position of the first one, C channels, NH heads of
 // HS = C/NH channels, V vocabulary, rows = B·T; block_size is the number of positions, as in nanoGPT. Arrays are dense
@@ -1122,15 +1122,15 @@ static void adamw(float* restrict p, float* restrict m, float* restrict v, const
 }
 
 // ---------------------------------------------------------------------------------------------
-// Row-wise RMSProp, with --optimizer muon for the table of bigrams, of which a step reads few rows. v (rows): one second
-// moment per row; no m, so that a row without a gradient only decays:
+// Row-wise RMSProp, with --optimizer muon for the table of bigrams, of which a step reads few rows. v (rows): one
+// second moment per row; no m, so that a row without a gradient only decays:
 //   v = β2 v + (1-β2) mean(g²),   p = p (1 - lr wd) - lr g / (√(v/(1-β2^s)) + eps)        g and s as for AdamW
 
 // p, grad (rows,C); v (rows); touched (rows): false where grad is zero
 static void rowwise(float* p, float* v, const float* grad, const bool* touched, size_t rows, int C, double weight_decay,
                     const TostUpdate* update) {
-    const float keep = (float)(1.0 - update->lr * weight_decay), rate = (float)(update->lr * update->clip);
-    const float b2 = (float)update->beta2, c2 = (float)((1.0 - update->beta2) * update->clip * update->clip / C);
+    const float keep = (float)(1.0 - update->lr * weight_decay), lr = (float)update->lr, clip = (float)update->clip;
+    const float b2 = (float)update->beta2, c2 = (float)(1.0 - update->beta2);
     const float root = (float)(1.0 / sqrt(1.0 - pow(update->beta2, (double)update->step))), eps = (float)update->eps;
     #pragma omp parallel for schedule(static)
     for (size_t row = 0; row < rows; row++) {
@@ -1139,10 +1139,10 @@ static void rowwise(float* p, float* v, const float* grad, const bool* touched, 
         v[row] *= b2;
         if (touched[row]) {
             #pragma omp simd reduction(+ : squares)
-            for (int c = 0; c < C; c++) squares += g_c[c] * g_c[c];
-            v[row] += c2 * squares;
-            const float scale = rate / (sqrtf(v[row]) * root + eps);
-            for (int c = 0; c < C; c++) p_c[c] = p_c[c] * keep - scale * g_c[c];
+            for (int c = 0; c < C; c++) squares += (g_c[c] * clip) * (g_c[c] * clip);
+            v[row] += c2 * squares / C;
+            const float rate = lr / (sqrtf(v[row]) * root + eps);
+            for (int c = 0; c < C; c++) p_c[c] = p_c[c] * keep - rate * (g_c[c] * clip);
         } else for (int c = 0; c < C; c++) p_c[c] *= keep;
     }
 }
@@ -1195,9 +1195,9 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
 // ---------------------------------------------------------------------------------------------
 // The update. exchange_update calls update_owned for each part of a tensor that this rank owns, then sends these parts
 // of one flat array to the other ranks: with AdamW alone, of the parameters. Muon needs whole matrices, so with Muon
-// it is the array of gradients: update_owned puts u there, leaves the gradient of the table of bigrams and, with several
-// ranks, puts the new parameters of the other tensors there. Then update_whole, on every rank, orthogonalizes and
-// applies u, updates the table, or copies the new parameters.
+// it is the array of gradients: update_owned puts u there, keeps the gradient of the table of bigrams and, with
+// several ranks, puts the new parameters of the other tensors there. Then update_whole, on every rank, orthogonalizes
+// and applies u, updates the table, or copies the new parameters.
 
 static double decay_of(const TostTensor* t, const TostUpdate* update) {
     return tost_decay_factors[t->decay] * update->weight_decay;
@@ -1390,14 +1390,14 @@ static void zero(float* x, size_t n) {
 
 // Of the table of bigrams, clears only the rows that are touched.
 static void cpu_zero_grad(TostModel* model) {
-    float* grad = model->array[TOST_GRAD];
-    const size_t size = model->tensors.flat_size, C = model->config.n_embd, rows = table_rows(&model->config);
-    const size_t table = rows ? tost_row_offset(&model->tensors, TOST_ROW_bigram, 0) : size, end = table + rows * C;
-    zero(grad, table);
-    zero(grad + end, size - end);
+    const size_t C = model->config.n_embd, rows = table_rows(&model->config);
+    float *start = model->array[TOST_GRAD], *end = start + model->tensors.flat_size;
+    float *bigram = model_params(model, TOST_GRAD, 0).bigram, *table = bigram ? bigram : end, *after = table + rows * C;
+    zero(start, (size_t)(table - start));
+    zero(after, (size_t)(end - after));
     #pragma omp parallel for schedule(static)
     for (size_t row = 0; row < rows; row++)
-        if (model->buf.touched[row]) memset(grad + table + row * C, 0, C * sizeof *grad);
+        if (model->buf.touched[row]) memset(table + row * C, 0, C * sizeof *table);
     set_touched(model, model->exchange.ranks > 1);   // the other ranks' gradients come with the exchange
     exchange_begin(&model->exchange);
 }

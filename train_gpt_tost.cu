@@ -2114,41 +2114,27 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, S* we
 // ---------------------------------------------------------------------------------------------
 // Row-wise RMSProp, for the table of bigrams with --optimizer muon; the formulas are in train_gpt_tost.c.
 
-struct RowwiseFactors { float keep, rate, b2, c2, root, eps; };   // c2: (1-β2) clip² / C
-
 // One block per row. Minimum traffic per row: 8C read, 4C written.
-__global__ void rowwise_kernel(float* param, float* variance, const float* grad, int C, RowwiseFactors factors) {
-    SHARED(float, shared, WARP);   // param, grad (rows,C); variance (rows)
+__global__ void rowwise_kernel(float* param, float* variance, const float* grad, int C, float lr,
+                               AdamWFactors factors) {   // param, grad (rows,C); variance (rows)
+    SHARED(float, shared, WARP);
     const size_t row = blockIdx.x;
     const float before = factors.b2 * variance[row];
-    float squares[1] = {};
+    float squares[1] = {}, p[4], g[4];
     for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
-        float g[4];
         load_part<false>(g, grad + row * C + c, C - c);
-        UNROLL for (int j = 0; j < 4; j++) squares[0] += g[j] * g[j];
+        UNROLL for (int j = 0; j < 4; j++) squares[0] += (g[j] * factors.scale) * (g[j] * factors.scale);
     }
     row_sum(squares, shared);
-    const float v = before + factors.c2 * squares[0];
-    const float scale = factors.rate / (sqrtf(v) * factors.root + factors.eps);
+    const float v = before + factors.c2 * squares[0] / C;
+    const float rate = lr / (sqrtf(v) * factors.root + factors.eps);
     for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
-        float p[4], g[4];
         load_part<false>(p, param + row * C + c, C - c);
         load_part<false>(g, grad + row * C + c, C - c);
-        UNROLL for (int j = 0; j < 4; j++) p[j] = p[j] * factors.keep - scale * g[j];
+        UNROLL for (int j = 0; j < 4; j++) p[j] = p[j] * factors.keep[TOST_DECAY_4] - rate * (g[j] * factors.scale);
         store_part<false>(param + row * C + c, p, C - c);
     }
     if (threadIdx.x == 0) variance[row] = v;
-}
-
-static void rowwise(cudaStream_t stream, float* param, float* variance, const float* grad, int rows, int C,
-                    const TostUpdate* update) {
-    const double decay = update->lr * tost_decay_factors[TOST_DECAY_4] * update->weight_decay;
-    const double clip = update->clip, c2 = 1.0 - update->beta2;
-    const RowwiseFactors factors = {(float)(1.0 - decay), (float)(update->lr * clip), (float)update->beta2,
-                                    (float)(c2 * clip * clip / C),
-                                    (float)(1.0 / sqrt(1.0 - pow(update->beta2, (double)update->step))),
-                                    (float)update->eps};
-    LAUNCH(rowwise_kernel, rows, channel_threads(C), 0, stream, param, variance, grad, C, factors);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2252,8 +2238,8 @@ __global__ void muon_update_kernel(float* param, S* weights, const float* x, Muo
 
 // ---------------------------------------------------------------------------------------------
 // The update. For its slices, each rank runs AdamW or, on Muon's matrices, computes u. With Muon, one exchange, in the
-// array of gradients, sends u, the gradient of the table of bigrams and the parameters of AdamW to all ranks. Then every
-// rank updates all matrices and the table.
+// array of gradients, sends u, the gradient of the table of bigrams and the parameters of AdamW to all ranks. Then
+// every rank updates all matrices and the table.
 
 template <typename S> static void update_owned(TostModel* model, const TostUpdate* update, const Owned* own) {
     TypedModel<S>* m = static_cast<TypedModel<S>*>(model);
@@ -2276,7 +2262,8 @@ template <typename S> static void update_whole(TypedModel<S>* m, const TostUpdat
     float *p = m->array[TOST_PARAM] + t->offset, *u = m->array[TOST_GRAD] + t->offset;
     const int layers = m->config.n_layer, rows = t->shape[0], columns = t->shape[1];
     if (t->optimizer == TOST_ROWWISE)
-        rowwise(m->stream, p, m->array[TOST_V] + m->exchange.row_v, u, rows, columns, update);
+        LAUNCH(rowwise_kernel, rows, channel_threads(columns), 0, m->stream, p,
+               m->array[TOST_V] + m->exchange.row_v, u, columns, (float)update->lr, adamw_factors(update));
     else if (t->optimizer == TOST_ADAMW && m->exchange.ranks > 1)
         CUDA_CHECK(cudaMemcpyAsync(p, u, t->size * sizeof *p, cudaMemcpyDeviceToDevice, m->stream));
     if (t->optimizer != TOST_MUON || t->layer > 0) return;

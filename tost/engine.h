@@ -14,15 +14,17 @@
 
 #include "model.h"
 
-// Arrays with an entry per parameter: the parameters, their gradients, and the optimizer's moments m and v. Muon has no
-// v, row-wise RMSProp no m, and one v per row.
+// Arrays of all tensors: the parameters, their gradients, and the optimizer's moments m and v. Muon's matrices have no
+// v; with row-wise RMSProp, the table of bigrams has no m, and one v per row.
 typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V, TOST_ARRAYS } TostArray;
+
 // Elements of tensor t in an array of a run with this --optimizer
 static inline size_t tost_elements(const TostTensor* t, TostArray a, TostOptimizer run) {
     const TostOptimizer optimizer = tost_optimizer(t, run);
     if (optimizer == TOST_ROWWISE && a >= TOST_M) return a == TOST_V ? (size_t)t->shape[0] : 0;
     return optimizer == TOST_MUON && a == TOST_V ? 0 : t->size;
 }
+
 typedef enum { TOST_Z, TOST_PI, TOST_X } TostActivation;            // of a layer: z, Π, and its input x
 typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
 // What follows a backward pass: another pass of this part; the next part; or nothing, as the step is complete.
@@ -136,8 +138,8 @@ typedef struct {
 
     void   (*zero_grad)(TostModel* model);
     double (*grad_norm)(TostModel* model);                    // L2 norm over all gradients; collective
-    // One step of AdamW, and of Muon if TostEngineOptions.optimizer is TOST_MUON. May overwrite the gradients;
-    // collective.
+    // One step of AdamW, and of Muon and row-wise RMSProp if TostEngineOptions.optimizer is TOST_MUON. May overwrite
+    // the gradients; collective.
     void   (*update)(TostModel* model, const TostUpdate* update);
 
     // Connects the ranks for host messages, in builds without MPI; NULL if the engine cannot. See comm_open.

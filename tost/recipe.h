@@ -114,8 +114,8 @@ TextLine choice_name(const char* choices, int n);   // the nth name in "a|b|c"; 
       .help = "weight decay of embeddings and Linear weights; of bigrams, 4 times as much") \
     X(momentum, "momentum", REAL, "X", FIXED, 0, 0.999999, .help = "decay rate of Muon's momentum") \
     X(beta1, "beta1", REAL, "X", FIXED, 0, 0.999999, .help = "AdamW decay rate of the first moment") \
-    X(beta2, "beta2", REAL, "X", FIXED, 0, 0.999999, .help = "AdamW decay rate of the second moment") \
-    X(eps, "eps", REAL, "X", FIXED, 1e-30, 1, .help = "AdamW epsilon, added to the denominator") \
+    X(beta2, "beta2", REAL, "X", FIXED, 0, 0.999999, .help = "decay rate of the second moment of AdamW and RMSProp") \
+    X(eps, "eps", REAL, "X", FIXED, 1e-30, 1, .help = "epsilon of AdamW and RMSProp, added to the denominator") \
     X(grad_clip, "grad-clip", REAL, "X", FIXED, 0, 1e9, .help = "maximum gradient norm; 0: no clipping") \
     X(max_skipped, "max-skipped", INT64, "N", OVERRIDABLE, 0, TOST_MAX_COUNT, \
       .help = "stop after more than N consecutive steps are skipped because loss or gradient is not finite", \

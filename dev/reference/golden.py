@@ -13,7 +13,7 @@ hyperparameters. NAME.expect contains, in float64 (ids in int32):
     losses, grad_norms  (steps)         norms before clipping
     after.PARAMETER                     after the last step: AdamW with decoupled weight decay and bias correction at
                                         a constant lr; gradients scaled by min(1, grad_clip/(norm + 1e-6)). With the
-                                        optimizer muon, the weights of Linear by Muon and the table of bigrams by Rowwise
+                                        optimizer muon, the weights of Linear by Muon, the table of bigrams by Rowwise
     layer0.tssa_in, layer0.tssa_out     (B,T,C) outputs of ln_1 and c_proj in layer 0 at step 1
     layer0.pi                           (B,nh,T) membership in layer 0 at step 1
     layer0.w                            (B,T,C) z: output of the convolution in layer 0 at step 1, if there is one

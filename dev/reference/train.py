@@ -3,7 +3,7 @@
     train.py --init MODEL --like RUN --out DIR
     train.py --init MODEL --data GLOB --steps N --lr X … --out DIR
 
-It uses the same initial weights, shards, data order, schedule, clipping and AdamW, and writes DIR/log.csv with the
+It uses the same initial weights, shards, data order, schedule, clipping and optimizers, and writes DIR/log.csv with the
 same columns, so that dev/plot/loss.py can overlay both. Options have the trainer's names. --like takes missing options
 from a trainer run; paths are as given to that run, so use the same working directory. To start both from the same
 weights:
@@ -50,11 +50,11 @@ OPTIONS = {
     "warmup": (int, 0, "warm-up steps"),
     "min-lr-frac": (float, 0.1, "final learning rate as a fraction of the peak"),
     "weight-decay": (float, 0.1, "for embeddings and Linear weights; of bigrams, 4 times as much"),
-    "optimizer": (str, "adamw", "adamw, or muon for the weights of Linear in the layers"),
+    "optimizer": (str, "adamw", "adamw, or muon for the weights of Linear in the layers, with Rowwise for bigrams"),
     "momentum": (float, 0.95, "Muon"),
     "beta1": (float, 0.9, "AdamW"),
-    "beta2": (float, 0.95, "AdamW"),
-    "eps": (float, 1e-8, "AdamW"),
+    "beta2": (float, 0.95, "AdamW and Rowwise"),
+    "eps": (float, 1e-8, "AdamW and Rowwise"),
     "grad-clip": (float, 1.0, "maximum gradient norm; 0: no clipping"),
     "seed": (int, 1337, "random seed of the data order, and of GPT-2's initial weights"),
     "val-every": (int, 0, "steps between validations; 0: never"),
@@ -168,8 +168,9 @@ class Trainer:
         table = [p for name, p in self.model.named_parameters() if name == BIGRAM and muon]
         self.matrices = [(weight, weight.detach().split(getattr(weight, "matrix_rows", len(weight))))
                          for weight in linear if id(weight) in muon]
+        muon |= {id(p) for p in table}
         for group in groups:
-            group["params"] = [p for p in group["params"] if id(p) not in muon | {id(p) for p in table}]
+            group["params"] = [p for p in group["params"] if id(p) not in muon]
         groups = [group for group in groups if group["params"]]
         optimizers = [torch.optim.AdamW(groups, lr=args.lr, betas=(args.beta1, args.beta2), eps=args.eps)]
         if muon:

@@ -7,10 +7,9 @@
 #include "run/plan.h"
 #include "run/run.h"
 
-// Runs vocab, unless size is 0, and tokenize. Returns their exit status.
-static int write_shards(const Run* r, const Path* prefix, const StringList* files, double bytes, int size) {
+// Runs vocab, unless size is 0, because there is a tokenizer, and tokenize. Returns their exit status.
+static int write_shards(const Run* r, const Path* prefix, Path vocab, const StringList* files, double bytes, int size) {
     static const double VAL_BYTES = 330e3, MOST_FRAC = 0.1;   // to validate on, at most a tenth of the text
-    Path vocab = path_text("%s_" TOKENIZER_FILE, prefix->text);
     Options o = *r->args;
     int status = 0;
     o.size = size;
@@ -62,8 +61,9 @@ static bool read_text(int* status, Run* r, TostError* err) {
     int size = r->args->init || r->args->tokenizer || old ? 0 : r->recipe.config.vocab_size;
     comm_broadcast(r->comm, &size, sizeof size, 0);
     comm_broadcast(r->comm, &bytes, sizeof bytes, 0);
-    if (ok && size && !recipe_given(&r->recipe, RECIPE_vocab_size)) ok = (size = run_plan_vocabulary(r, bytes, err)) > 0;
-    if (ok && first) *status = write_shards(r, &prefix, &files, bytes, size);
+    if (ok && size && !recipe_given(&r->recipe, RECIPE_vocab_size))
+        size = run_plan_vocabulary(r, bytes, err), ok = size > 0;
+    if (ok && first) *status = write_shards(r, &prefix, vocab, &files, bytes, size);
     comm_broadcast(r->comm, status, sizeof *status, 0);
     free_strings(&files);
     add_string(&r->recipe.data, xasprintf("%s_train_*.bin", prefix.text));

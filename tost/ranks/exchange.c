@@ -1,6 +1,7 @@
 // exchange.c: sums gradients over parts and ranks, and gathers parameters, moments and sums of squares.
 #include "ranks/exchange.h"
 
+#include <assert.h>
 #include <math.h>
 
 // ---- Host memory ----
@@ -54,6 +55,10 @@ static CommRequest* host_gather(Exchange* x, float* flat, int k) {
 static const ExchangeMemory host_memory = {host_add, host_end_part, host_squares, host_copy, host_copy, host_start,
                                            host_gather, false};
 
+static bool is_row_v(const Exchange* x, TostArray a, const TostTensor* t) {
+    return a == TOST_V && tost_optimizer(t, x->optimizer) == TOST_ROWWISE;
+}
+
 // Finds what this rank owns of each tensor. m and v are packed in the same order, without the tensors that have none.
 static void find_owned(Exchange* x, const TostTensors* tensors) {
     enum { ALIGN = 32 };   // elements: as in the flat array
@@ -73,8 +78,7 @@ static void find_owned(Exchange* x, const TostTensors* tensors) {
     }
     x->row_v = x->v_size;
     for (int i = 0; i < tensors->count; i++)
-        if (tost_optimizer(&tensors->tensor[i], x->optimizer) == TOST_ROWWISE)
-            x->v_size += (size_t)tensors->tensor[i].shape[0];
+        if (is_row_v(x, TOST_V, &tensors->tensor[i])) x->v_size += (size_t)tensors->tensor[i].shape[0];
 }
 
 Exchange exchange_new(const TostTensors* tensors, TostOptimizer optimizer, TostComm* comm, int parts) {
@@ -231,11 +235,8 @@ void exchange_update(Exchange* x, float* gathered, OwnedUpdate* update, TostMode
         comm_wait(x->comm, &x->gathers[k]);
 }
 
-static bool is_row_v(const Exchange* x, TostArray a, const TostTensor* t) {
-    return a == TOST_V && tost_optimizer(t, x->optimizer) == TOST_ROWWISE;
-}
-
 void exchange_put(const Exchange* x, TostArray a, float* array, const TostTensor* t, const float* src) {
+    assert(tost_elements(t, a, x->optimizer) > 0);
     if (is_row_v(x, a, t)) x->memory->from_host(x, array + x->row_v, src, (size_t)t->shape[0] * sizeof *src);
     else for (const Owned* own = x->owned; own < x->owned + x->n_owned; own++)
         if (own->tensor->offset == t->offset)
@@ -245,6 +246,7 @@ void exchange_put(const Exchange* x, TostArray a, float* array, const TostTensor
 
 void exchange_collect(float* dst, const Exchange* x, TostArray a, const float* array, const TostTensor* t) {
     const Range tensor = {t->offset, t->offset + t->size};
+    assert(tost_elements(t, a, x->optimizer) > 0);
     if (is_row_v(x, a, t)) {
         if (x->rank == 0) x->memory->to_host(x, dst, array + x->row_v, (size_t)t->shape[0] * sizeof *dst);
         return;

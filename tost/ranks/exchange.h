@@ -64,7 +64,7 @@ Exchange exchange_new(const TostTensors* tensors, TostOptimizer optimizer, TostC
 void     exchange_layout(Exchange* x, Arena* arena, float* grad);   // places the buffers; grad: the flat array
 void     exchange_free(Exchange* x);
 static inline size_t exchange_owned(const Exchange* x) { return slices_packed(&x->slices, x->rank, -1); }
-// Elements of an array on this rank: all of the parameters and gradients; m and v of its slices; v per row
+// Elements of an array on this rank: all of the parameters and gradients; m and v of its slices, and all of v per row
 size_t   exchange_elements(const Exchange* x, TostArray a);
 static inline Range  exchange_slice(const Exchange* x, int k) { return slices_of(&x->slices, x->rank, k); }
 

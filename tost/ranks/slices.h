@@ -3,9 +3,9 @@
 // Gradients and parameters are flat arrays (tost/model.h). Each is cut into units of SLICE_UNIT elements, the blocks of
 // the gradient norm. Backward completes the gradients from the end of the flat array to its start, layer by layer. The
 // units completed by one layer form buckets; each rank owns an equal slice of every bucket: exchange.c sums its
-// gradients, and the rank keeps their moments and updates its parameters (with Muon, every rank updates whole
-// matrices). So the exchange of a layer is spread over all ranks and may start while backward is still at the layers
-// below.
+// gradients, and the rank keeps their moments and updates its parameters (with Muon, every rank updates whole matrices
+// and the table of bigrams). So the exchange of a layer is spread over all ranks and may start while backward is still
+// at the layers below.
 #pragma once
 
 #include "engine.h"

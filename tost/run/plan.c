@@ -75,7 +75,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     const double unit = (double)r->seq * r->parts, least = tokens < 1.5e5 ? 512 : 1024;
     const double total = tokens > LONG_RUN ? 8192 : fmin(fmax(exp2(round(log2(tokens / 1000))), least), 4096);
     set(r, RECIPE_total_batch, ceil(total / unit) * unit);
-    if (!preset) set(r, RECIPE_bigrams, fmin(64 * (double)r->total_batch, 131072));
+    if (!preset) set(r, RECIPE_bigrams, fmin((r->optimizer == TOST_MUON ? 64 : 16) * (double)r->total_batch, 131072));
 }
 
 void plan_steps(TostRecipe* r, double most, double unique) {
@@ -178,7 +178,7 @@ static void one_step(Run* r, TostModel* model, Chunks* chunks, const int32_t* id
 }
 
 // Mean seconds of a step, by the clock of rank 0, after one that touches the memory first. Random weights and tokens:
-// the time does not depend on them. 0: failed, see *err
+// only the update of the bigrams depends on them, a little. 0: failed, see *err
 static double time_step(Run* r, TostError* err) {
     enum { FEWEST = 3, MOST = 30 };
     const TostRecipe* recipe = &r->recipe;

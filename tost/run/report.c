@@ -137,7 +137,8 @@ static void report_schedule(Run* r) {
     if (recipe->schedule == SCHEDULE_WSD)
         snprintf(start, sizeof start, " from step %lld", (long long)schedule_decay_start(schedule_of(recipe)));
     progress_fact(&r->progress, "optimizer", "%s, lr %g, %lld warm-up step%s, %s%s%s; weight decay %g",
-                  recipe->optimizer == TOST_MUON ? "Muon and AdamW" : "AdamW", recipe->lr, (long long)recipe->warmup,
+                  recipe->optimizer != TOST_MUON ? "AdamW" : recipe->config.bigrams ? "Muon, RMSProp and AdamW"
+                  : "Muon and AdamW", recipe->lr, (long long)recipe->warmup,
                   plural(recipe->warmup), kinds[recipe->schedule], last, start, recipe->weight_decay);
 }
 

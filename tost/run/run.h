@@ -44,7 +44,7 @@ typedef struct {
     LogFile           log;
     Progress          progress;
     double            step_seconds[8][2];   // for --max-time: of the last two steps of each kind; see is_out_of_time
-    double            speed;           // with --for: plan_cost per second in the last measurement; 0: none
+    double            speed;           // with --for: plan_cost per second, measured last or guessed; 0: neither
     double            timed_at;        // now_seconds() when run_adjust_steps last compared the clock, before timed_step
     int64_t           timed_step;
     const char*       stopped_by;      // option that ends the run early, or NULL
@@ -85,7 +85,8 @@ void run_free(Run* r);
 bool run_choose_batch(Run* r, int most);   // on a GPU: the micro-batch, unless it is given or the run is resumed
 // Creates the model. If that fails with a chosen micro-batch, tries once more with a smaller one; sets *o.
 TostModel* run_create_model(Run* r, TostEngineOptions* o, TostError* err);
-// --for: times a model, for plan_vocabulary of a text of this many bytes. Collective. Returns 0: failed, see *err
+// --text: the size of the vocabulary for a text of this many bytes, from the measured speed of a model. Collective. 0:
+// failed, see *err
 int  run_plan_vocabulary(Run* r, double bytes, TostError* err);
 bool run_plan(Run* r, TostError* err);   // --for: completes the recipe, once the data is open
 // Called before each step. After a validation, and more often near the end, changes the number of steps of a wsd run if

@@ -39,7 +39,7 @@ static StTensor st_tensor(const TostTensors* tensors, int k, TostOptimizer optim
     StTensor x = {.dtype = ST_F32, .ndim = t->ndim};
     snprintf(x.name, sizeof x.name, "%s%s", prefix[k / tensors->count], t->name);
     for (int i = 0; i < t->ndim; i++) x.shape[i] = t->shape[i];
-    if (stored_size(tensors, k, optimizer) < t->size) x.shape[1] = 1;   // one v per row
+    if (stored_size(tensors, k, optimizer) < t->size) x.shape[1] = 1;   // one v per row, or none stored
     return x;
 }
 
