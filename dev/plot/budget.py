@@ -36,7 +36,7 @@ class Point:
             setattr(self, name, text if name in TEXTS else float(text or "nan"))
         if self.use != "peer":
             self.minutes = self.tokens * cost(self.layers, self.channels, self.vocab) / SPEED / 60
-        self.N = 1e-5 * self.layers * self.channels ** 2
+        self.N = 1e-5 * self.layers ** 0.7 * self.channels ** 2
 
 
 def fit(points):
@@ -66,7 +66,7 @@ def draw(points, peers, law):
     bits = np.mean([p.bits_per_byte / p.loss for p in points if p.vocab == 4096])
     curves = []
     for L, C in SIZES:
-        N, D = 1e-5 * L * C * C, minutes * 60 * SPEED / cost(L, C, 4096)
+        N, D = 1e-5 * L ** 0.7 * C * C, minutes * 60 * SPEED / cost(L, C, 4096)
         curves.append(bits * (E + A * N ** -a + B * (D / 4e6) ** -d * N ** g))
     near = np.min(curves, axis=0) + BAND
     for (L, C), curve, color in zip(SIZES, curves, itertools.cycle(COLORS)):

@@ -27,8 +27,8 @@ static double layer_weights(const TostConfig* c) { return 10.0 * c->n_layer * c-
 double plan_loss(const TostConfig* c, double tokens, double unique) {
     const double U = fmin(tokens, unique), repeats = tokens / U - 1;
     const double D = (U + 15.4 * U * (1 - exp(-repeats / 15.4))) / 4e6;
-    const double N = 1e-6 * layer_weights(c);
-    return 0.255 + 2.588 * pow(N, -0.06) + 0.901 * pow(D, -0.34) * pow(N, 0.06);
+    const double N = 1e-5 * pow(c->n_layer, 0.7) * c->n_embd * c->n_embd;
+    return 0.093 + 2.601 * pow(N, -0.08) + 1.009 * pow(D, -0.30) * pow(N, 0.12);
 }
 
 // The most tokens to train on, from a text of `unique` tokens: 5 epochs up to 0.3M tokens, 9 of 3M
@@ -51,7 +51,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     static const struct { int layers, channels; } sizes[] = {
         {1, 128}, {2, 128}, {3, 128}, {2, 192}, {3, 192}, {2, 256}, {3, 256}, {3, 320}, {3, 384}, {4, 384},
         {4, 448}, {4, 512}, {6, 512}, {6, 640}, {8, 640}, {8, 768}, {8, 1024}};
-    enum { HEAD = 64, SHORT = 75000 };   // channels of a head; tokens
+    enum { HEAD = 64, SHORT = 200000 };   // channels of a head; tokens
     const double scale = fmax(1, SHORT / unique), most_weights = fmax(15 * unique, 2e6);
     const bool preset = recipe_given(r, RECIPE_preset);   // gives the sizes
     double best = INFINITY, tokens = 0;
