@@ -761,7 +761,7 @@ static void classify(const Classifier* args) {
     X(gathered,     float,  rows * C)                   /* rows of ln_f: the last ones, or those with targets */ \
     X(gathered_targets, int32_t, rows)                  /* their targets */ \
     X(pairs,        int32_t, bigrams * rows)            /* rows of bigram */ \
-    X(touched,      bool,    bigrams * train * (V + c->bigrams)) /* rows of bigram whose gradient may not be zero */ \
+    X(touched,      bool,    bigrams * train * (V + c->bigrams)) /* rows of bigram with a gradient in this step */ \
     X(last,         int32_t, bigrams * states * B)      /* the last token of each sequence in each state */ \
     X(states,       float,  states * L * B * state_size(c)) /* or gradients of states */ \
     X(layer_state,  float,  B * state_size(c))          /* of one layer, if the pass does not set a state */ \

@@ -28,6 +28,11 @@ def cost(L, C, V):
     return L * C * (C + 67) + V * (0.043 * C + 5) + 14 * C
 
 
+def size(L, C):
+    """N of plan_loss."""
+    return 1e-5 * L ** 0.7 * C ** 2
+
+
 class Point:
     """A row of the CSV: numbers where possible."""
 
@@ -36,7 +41,7 @@ class Point:
             setattr(self, name, text if name in TEXTS else float(text or "nan"))
         if self.use != "peer":
             self.minutes = self.tokens * cost(self.layers, self.channels, self.vocab) / SPEED / 60
-        self.N = 1e-5 * self.layers ** 0.7 * self.channels ** 2
+        self.N = size(self.layers, self.channels)
 
 
 def fit(points):
@@ -66,14 +71,14 @@ def draw(points, peers, law):
     bits = np.mean([p.bits_per_byte / p.loss for p in points if p.vocab == 4096])
     curves = []
     for L, C in SIZES:
-        N, D = 1e-5 * L ** 0.7 * C * C, minutes * 60 * SPEED / cost(L, C, 4096)
+        N, D = size(L, C), minutes * 60 * SPEED / cost(L, C, 4096)
         curves.append(bits * (E + A * N ** -a + B * (D / 4e6) ** -d * N ** g))
     near = np.min(curves, axis=0) + BAND
     for (L, C), curve, color in zip(SIZES, curves, itertools.cycle(COLORS)):
         axes.plot(minutes, np.where(curve < near, curve, np.nan), color=color, linewidth=1.2, label=f"{L} × {C}")
     for p in points:
-        size = (int(p.layers), int(p.channels))
-        color = COLORS[SIZES.index(size) % len(COLORS)] if size in SIZES else "0.6"
+        own = (int(p.layers), int(p.channels))
+        color = COLORS[SIZES.index(own) % len(COLORS)] if own in SIZES else "0.6"
         axes.plot(p.minutes, p.bits_per_byte, marker="o", markersize=4, color=color,
                   markerfacecolor=color if p.vocab == 4096 else "white")
     names = [p.program.split(",")[0] for p in peers]

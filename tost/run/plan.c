@@ -75,7 +75,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     const double unit = (double)r->seq * r->parts, least = tokens < 1.5e5 ? 512 : 1024;
     const double total = tokens > LONG_RUN ? 8192 : fmin(fmax(exp2(round(log2(tokens / 1000))), least), 4096);
     set(r, RECIPE_total_batch, ceil(total / unit) * unit);
-    if (!preset) set(r, RECIPE_bigrams, fmin((r->optimizer == TOST_MUON ? 64 : 16) * (double)r->total_batch, 131072));
+    if (!preset) set(r, RECIPE_bigrams, fmin(64 * (double)r->total_batch, 131072));
 }
 
 void plan_steps(TostRecipe* r, double most, double unique) {
@@ -154,7 +154,7 @@ TostModel* run_create_model(Run* r, TostEngineOptions* o, TostError* err) {
 
 // ---- Measuring ----
 
-enum { VALIDATIONS = 7 };                      // before step 1, five times, and for bits per byte
+enum { VALIDATIONS = 7, TRIES = 4 };           // before step 1, five times, and for bits per byte; models to time
 static const double END_SECONDS = 0.5;         // reserved for the last save and sample
 static const double VALIDATION_COST = 0.4;     // time to validate a token / time to train on it
 static const double TIMING_SHARE = 0.01;       // of the time, for timing steps of a model
@@ -290,7 +290,7 @@ bool run_plan(Run* r, TostError* err) {
     if (left <= END_SECONDS)
         return tost_error(err, "--for %g s: no time is left after reading the text: give a longer time",
                           r->args->run_for);
-    const double step = choose_sizes(r, unique, left, 4, err);
+    const double step = choose_sizes(r, unique, left, TRIES, err);
     if (step == 0) return false;
     double most = (seconds_left(r) - END_SECONDS) / step;
     comm_broadcast(r->comm, &most, sizeof most, 0);

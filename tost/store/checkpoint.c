@@ -230,7 +230,7 @@ bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file,
     if (!st_open(&f, path_in(path_above(model_file->path).text, OPTIMIZER_FILE).text, err)) return false;
     const bool ok = same_metadata(&f, model_file, err) && same_metadata(model_file, &f, err)
                     && (check_tensors(&f, m->tensors, &optimizer_contents, m->optimizer, err)
-                        || tost_error(err, "%s; if an earlier version wrote it, start from the weights: --init",
+                        || tost_error(err, "%s; if an earlier version wrote it, give --init to start from its weights",
                                       err->text))
                     && metadata_check_crc(&f, err) && load(m, &optimizer_contents, &f, err);
     st_close(&f);

@@ -35,7 +35,7 @@ Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bo
 const TostTensor* subject_tensor(const Subject* s, const char* name);   // NULL if absent
 float* subject_get(const Subject* s, TostArray state, const TostTensor* t);   // free()
 float* subject_array(const Subject* s, TostArray array);   // all tensors at their offsets; free()
-// Copies parameters and moments between models with this optimizer; `to` may have fewer layers.
+// Copies parameters and moments between models with the same optimizer; `to` may have fewer layers.
 void subject_copy(Subject* to, const Subject* from);
 
 void subject_forward(Subject* s, const int32_t* inputs, int B, int T);
