@@ -636,6 +636,7 @@ static Record muon_record(const TostEngine* engine, const void* test, TostDtype 
     muon_steps(&r, &again, k, k->steps + 1, 1);
     record_state(&r, &again, TOST_PARAM, RESULT_PARAM, "after.");
     record_state(&r, &again, TOST_M, RESULT_GRAD, "m.");
+    record_state(&r, &again, TOST_V, RESULT_GRAD, "v.");
     subject_free(&again);
     return r;
 }
