@@ -1272,6 +1272,7 @@ static size_t layout_buffers(TostModel* model, void* base) {
 #define X(field, type, elements) model->buf.field = array_alloc(&arena, elements, sizeof(type));
     SHARED_BUFFERS(X)
 #undef X
+    model->exchange.touched = model->buf.touched;
     model->params_bf16 = array_alloc(&arena, bf16 * model->tensors.flat_size, sizeof *model->params_bf16);
 #define X(field, type, elements) model->layer[l].field = array_alloc(&arena, elements, sizeof(type));
     for (size_t l = 0; l < (train ? L : 1); l++) {

@@ -95,8 +95,10 @@ static void device_end_part(Exchange* x, float* sum) {
                                exchange_stream(device_exchange(x))));
 }
 
-static void device_squares(Exchange* x, double* sums, const float* g, size_t n) {
-    LAUNCH(squares_kernel, (int)slice_units(n), SQUARES_THREADS, 0, exchange_stream(device_exchange(x)), sums, g, n, 0);
+static void device_squares(Exchange* x, double* sums, Range range) {
+    const size_t n = range_size(range);
+    LAUNCH(squares_kernel, (int)slice_units(n), SQUARES_THREADS, 0, exchange_stream(device_exchange(x)), sums,
+           x->grad + range.start, n, 0);
 }
 
 static void device_to_host(const Exchange* x, void* dst, const void* src, size_t bytes) {

@@ -28,11 +28,25 @@ static double sum_of_squares(const float* values, size_t n) {
     return sum;
 }
 
-static void host_squares(Exchange* x, double* sums, const float* g, size_t n) {
-    (void)x;
+// Σ grad² of a unit. Of the table of bigrams, reads only touched rows; the others would add zeros.
+static double unit_squares(const Exchange* x, Range unit) {
+    const TostTensor* t = x->touched ? x->table : NULL;
+    const Range table = t ? range_meet(unit, (Range){t->offset, t->offset + t->size}) : (Range){0, 0};
+    if (range_size(table) == 0) return sum_of_squares(x->grad + unit.start, range_size(unit));
+    const size_t C = (size_t)t->shape[1];
+    double sum = sum_of_squares(x->grad + unit.start, table.start - unit.start);
+    for (size_t start = table.start, end; start < table.end; start = end) {
+        const size_t row = (start - t->offset) / C;
+        end = min_size(t->offset + (row + 1) * C, table.end);
+        if (x->touched[row]) sum += sum_of_squares(x->grad + start, end - start);
+    }
+    return sum + sum_of_squares(x->grad + table.end, unit.end - table.end);
+}
+
+static void host_squares(Exchange* x, double* sums, Range range) {
     #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i += SLICE_UNIT)
-        sums[i / SLICE_UNIT] = sum_of_squares(g + i, n - i < SLICE_UNIT ? n - i : SLICE_UNIT);
+    for (size_t i = range.start; i < range.end; i += SLICE_UNIT)
+        sums[(i - range.start) / SLICE_UNIT] = unit_squares(x, (Range){i, min_size(i + SLICE_UNIT, range.end)});
 }
 
 static void host_copy(const Exchange* x, void* dst, const void* src, size_t bytes) {
@@ -78,7 +92,8 @@ static void find_owned(Exchange* x, const TostTensors* tensors) {
     }
     x->row_v = x->v_size;
     for (int i = 0; i < tensors->count; i++)
-        if (is_row_v(x, TOST_V, &tensors->tensor[i])) x->v_size += (size_t)tensors->tensor[i].shape[0];
+        if (tensors->tensor[i].row == TOST_ROW_bigram) x->table = &tensors->tensor[i];
+    if (x->table && is_row_v(x, TOST_V, x->table)) x->v_size += (size_t)x->table->shape[0];
 }
 
 Exchange exchange_new(const TostTensors* tensors, TostOptimizer optimizer, TostComm* comm, int parts) {
@@ -197,8 +212,7 @@ double exchange_norm(Exchange* x) {
     for (int k = 0; k < s->buckets; k++) {   // gaps between tensors are zero
         const Range own = exchange_slice(x, k);
         if (range_size(own) > 0)
-            x->memory->squares(x, x->squares + slices_packed(s, x->rank, k) / SLICE_UNIT, x->grad + own.start,
-                               range_size(own));
+            x->memory->squares(x, x->squares + slices_packed(s, x->rank, k) / SLICE_UNIT, own);
     }
     x->memory->to_host(x, mine, x->squares, slice_units(exchange_owned(x)) * sizeof *mine);
     comm_allgather(x->comm, all, mine, most * sizeof *all);

@@ -17,7 +17,7 @@ typedef struct Exchange Exchange;
 typedef struct {
     void (*add)(Exchange* x, float* dst, const float* left, const float* right, size_t n);   // dst = left + right
     void (*end_part)(Exchange* x, float* sum);                  // sum = grad; the next part starts with zero gradients
-    void (*squares)(Exchange* x, double* sums, const float* g, size_t n);   // Σ g² of each unit of SLICE_UNIT elements
+    void (*squares)(Exchange* x, double* sums, Range range);   // Σ grad² of each unit of SLICE_UNIT elements of the range
     void (*to_host)(const Exchange* x, void* dst, const void* src, size_t bytes);   // waits
     void (*from_host)(const Exchange* x, void* dst, const void* src, size_t bytes);
     CommRequest* (*start)(Exchange* x, const CommMessage* messages);
@@ -47,6 +47,8 @@ struct Exchange {
     size_t    row_v;                         // where v starts that has one element per row: all of it on every rank
     size_t    size;                          // elements of the flat arrays
     float*    grad;
+    const TostTensor* table;                 // of bigrams; or NULL
+    const bool* touched;                     // (rows of the table) false: grad is zero in the row; NULL: not known
     float*    level[EXCHANGE_LEVELS];        // level[j]: the sum of 2^j parts, if bit j of `part` is set
     int       part;                          // parts of this step that are complete
     size_t    from;                          // the sums of this rank's parts are complete from this element on

@@ -722,7 +722,8 @@ static void put_gradients(Subject* s, float value) {
 }
 
 void engine_overwrites_gradients(Checks* c, const TostEngine* engine, TostDtype dtype, int membership) {
-    const Shape k = {2, 3, 60, 64, 29, 1, membership, 2, 33, 1, 2, RANDOM};
+    const int values = membership == TOST_UNIFORM ? NO_POSITIONS : RANDOM;   // with bigrams, or with positions
+    const Shape k = {2, 3, 60, 64, 29, 1, membership, 2, 33, 1, 2, values};
     const TostConfig config = shape_config(&k);
     const TostEnd more[2] = {TOST_MORE, TOST_STEP_ENDS}, parts[2] = {TOST_PART_ENDS, TOST_STEP_ENDS},
                   ends[2] = {TOST_STEP_ENDS, TOST_STEP_ENDS};
