@@ -2134,7 +2134,7 @@ __global__ void rowwise_kernel(float* param, float* variance, const float* grad,
         UNROLL for (int j = 0; j < 4; j++) p[j] = p[j] * factors.keep[TOST_DECAY_4] - rate * (g[j] * factors.scale);
         store_part<false>(param + row * C + c, p, C - c);
     }
-    __syncthreads();   // all threads have read variance; the shuffles of row_sum in a block of one warp order no memory
+    __syncthreads();   // every thread has read variance[row]; in a block of one warp, row_sum has no barrier
     if (threadIdx.x == 0) variance[row] = v;
 }
 
