@@ -252,31 +252,19 @@ static size_t spread_tokens(int32_t** ids, ShardStream* s, uint64_t n) {
     return ok ? (size_t)some : 0;
 }
 
-// The loss of 4 × 128 after `tokens` tokens of the text, as a multiple of that on Wikipedia, from counts of
-// up to as many of its tokens (ngram.h); 0: it cannot be read. dev/results/budget.md has the fit and its error.
-static double multiple_at(Run* r, double tokens) {
-    enum { VAL_TOKENS = 1 << 17 };
-    const double octaves = log2(tokens / (1 << 20));
+// How hard the text is to predict, as a multiple of plan_loss, from the losses of counting models (ngram.h) after as
+// many tokens as the run reads, at most TEXT_TOKENS. 0: unknown. dev/results/budget.md has the fit and its error.
+static double difficulty(Run* r, double tokens) {
+    enum { TEXT_TOKENS = 1 << 22, VAL_TOKENS = 1 << 17 };
+    if (!r->val) return 0;
     int32_t *text, *val;
-    const size_t n = spread_tokens(&text, &r->data->source[0].stream, (uint64_t)tokens);
+    const size_t n = spread_tokens(&text, &r->data->source[0].stream, (uint64_t)fmin(tokens, TEXT_TOKENS));
     const size_t m = spread_tokens(&val, &r->val->source[0].stream, VAL_TOKENS);
-    double losses[2] = {0}, multiple = 0;
-    if (n > 0 && m > 1) {
-        ngram_losses(losses, text, n, val, m, r->recipe.config.vocab_size);
-        multiple = exp(-1.406 + 0.113 * octaves) * losses[0] * pow(losses[1] / losses[0], 1.462 + 0.199 * octaves);
-    }
+    double losses[2] = {0};
+    if (n > 0 && m > 1) ngram_losses(losses, text, n, val, m, r->recipe.config.vocab_size);
     free(text);
     free(val);
-    return multiple;
-}
-
-// How hard the text is to predict, as a multiple of the loss on that of plan_loss. For more than MOST different tokens,
-// extrapolates half of the change between MOST / 4 and MOST. 0: unknown, without validation data
-static double difficulty(Run* r, double tokens, double unique) {
-    static const double MOST = 1 << 22;
-    const double multiple = r->val ? multiple_at(r, fmin(tokens, MOST)) : 0, different = fmin(tokens, unique);
-    if (different <= MOST || multiple == 0) return multiple;
-    return multiple * pow(multiple / multiple_at(r, MOST / 4), log2(different / MOST) / 4);
+    return losses[0] > 0 ? exp(-2.69) * pow(losses[0], 0.19) * pow(losses[1], 1.52) : 0;
 }
 
 bool run_plan(Run* r, TostError* err) {
@@ -306,7 +294,7 @@ bool run_plan(Run* r, TostError* err) {
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;
     const bool known = !r->args->init && recipe->optimizer == TOST_MUON && recipe->config.conv && recipe->config.memory
                        && recipe->config.bigrams && r->data->n == 1 && tokens > 1e6;   // with fewer, it is too high
-    const double loss = known ? plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens, unique) : 0;
+    const double loss = known ? plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens) : 0;
     report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss);
     return true;
 }

@@ -112,7 +112,7 @@ void report_plan(Run* r, double seconds, double epochs, double expected) {
     char clock[32] = "";
     TextLine loss = {""};
     strftime(clock, sizeof clock, "%a %H:%M:%S", localtime(&end));
-    if (expected > 0) loss = text_line("; expected loss %.2f ± %.2f", expected, 0.08 * expected);
+    if (expected > 0) loss = text_line("; expected loss %.2f ± %.2f", expected, 0.1 * expected);
     progress_fact(&r->progress, "plan", "%d layer%s, %d channels, %lld steps, %s tokens, %.3g epochs, until %s%s%s",
                   c->n_layer, plural(c->n_layer), c->n_embd, (long long)recipe->steps,
                   human_count(epochs * (double)recipe->data_tokens).text, epochs, clock, loss.text,
