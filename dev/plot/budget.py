@@ -2,11 +2,11 @@
 
     budget.py [dev/results/budget.csv] [--out budget.png]
 
-The loss, in nats per token on English Wikipedia with a vocabulary of 4,096, after D tokens of a model with N weights in
-its layers (10 · layers · channels²) is E + A (N/1M)^-a + B (D/4M)^-d (N/1M)^g; plan_loss in tost/run/plan.c has the
-constants. With a vocabulary of 8,192, whose tokens are longer, it is F times as high. The minutes are those of two idle
-cores of an AMD EPYC (Zen 5), from the cost of a token in plan_cost. Peers are drawn at their own minutes. Needs Python
-3.11 or later and matplotlib.
+The loss, in nats per token on English Wikipedia with a vocabulary of 4,096, after D tokens of a model with N = 1e-5 ·
+layers^0.7 · channels², is E + A N^-a + B (D/4M)^-d N^g; plan_loss in tost/run/plan.c has the constants. With a
+vocabulary of 8,192, whose tokens are longer, it is F times as high. The minutes are those of two idle cores of an AMD
+EPYC (Zen 5), from the cost of a token in plan_cost. Peers are drawn at their own minutes. Needs Python 3.11 or later
+and matplotlib.
 """
 
 import csv
