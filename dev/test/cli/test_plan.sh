@@ -28,7 +28,7 @@ prints "--resume --out timed" "is finished: $steps of $steps steps"
 # A run that is stopped keeps its plan.
 sums 3000 >long.txt
 run tokenize --tokenizer vocab.bpe --out long --val-frac 0.02 long.txt
-execute tost $given --data "$dir/long_train_*.bin" --for 4s --max-time 2s --out stopped
+execute tost $given --data "$dir/long_train_*.bin" --for 4s --max-time 0.1s --out stopped
 check "--max-time: exit status $status, expected 75" [ $status -eq 75 ]
 cp stdout printed
 run --resume --out stopped
