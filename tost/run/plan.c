@@ -293,7 +293,7 @@ bool run_plan(Run* r, TostError* err) {
     recipe->keep_best |= r->val && recipe->save_every > 0;
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;
     const bool known = !r->args->init && recipe->optimizer == TOST_MUON && recipe->config.conv && recipe->config.memory
-                       && recipe->config.bigrams && r->data->n == 1 && tokens > 1e6;   // with fewer, it is too high
+                       && recipe->config.bigrams && r->data->n == 1 && tokens > 1e6;   // not measured with fewer
     const double loss = known ? plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens) : 0;
     report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss);
     return true;

@@ -187,7 +187,7 @@ static const Shape ragged_shapes[] = {
     {4, 3, 60, RAGGED_BLOCK, 29, 0, 0, 2, CUDA_RUN + 5, 3, 3, RANDOM},   // deeper
 };
 
-// Shapes for Muon: matrices of less than a SLICE_UNIT, in one layer, and of several; with bigrams
+// Shapes for Muon: matrices of less than a SLICE_UNIT, the same in one layer, of several units, and with bigrams
 static const Shape muon_shapes[] = {{2, 3, 60, 2 * CUDA_RUN, 29, 1, 0, 2, CUDA_RUN + 1, 3, 1, CONV},
                                     {1, 3, 15, 2 * CUDA_RUN, 29, 0, 0, 3, CUDA_RUN + 1, 3, 1, RANDOM},
                                     {2, 2, 130, 2 * CUDA_RUN, 29, 0, 0, 3, 2 * CUDA_RUN, 2, 1, RANDOM},
